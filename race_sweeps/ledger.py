@@ -1,0 +1,173 @@
+"""The compute ledger of one run: `ledger.jsonl`, append-only, one row per (optimizer step, phase).
+
+A restart writes a `resume` row that names the last step it kept; earlier rows with a later step were lost work. They
+are summed as lost, never counted twice and never forgotten. A torn last line is dropped; other damage is an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from race_sweeps.errors import UserError
+from race_sweeps.flops import Flops
+from race_sweeps.folder import append_rows, read_rows, write_atomic
+
+PHASES = ("search", "learning", "reward", "eval")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token counts of a row: `cached` prompt tokens came from a prefix cache, `trained` were in a training pass."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    trained: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Work of one phase in one optimizer step. `rows`: completions generated, trained, scored or evaluated."""
+
+    step: int
+    phase: str
+    flops: Flops
+    tokens: Tokens
+    rows: int
+    seconds: float
+    attempt: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "step": self.step,
+            "phase": self.phase,
+            "model_flops": self.flops.model,
+            "executed_flops": self.flops.executed,
+            "paper_flops": self.flops.paper,
+            "tokens": vars(self.tokens),
+            "rows": self.rows,
+            "seconds": round(self.seconds, 4),
+            "attempt": self.attempt,
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        }
+
+    @staticmethod
+    def from_json(row: dict[str, Any], where: str) -> Row:
+        try:
+            values = (row["model_flops"], row["executed_flops"], row["paper_flops"])
+            if row["phase"] not in PHASES or not all(isinstance(v, int) and v >= 0 for v in (*values, row["step"])):
+                raise ValueError("phase, step or FLOPs out of range")
+            return Row(
+                step=row["step"],
+                phase=row["phase"],
+                flops=Flops(*values),
+                tokens=Tokens(**row["tokens"]),
+                rows=row["rows"],
+                seconds=row["seconds"],
+                attempt=row["attempt"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{where}: not a ledger row ({error}); restore the file from a copy") from None
+
+
+@dataclass
+class Totals:
+    """Sums over rows, per phase."""
+
+    flops: dict[str, Flops] = field(default_factory=lambda: dict.fromkeys(PHASES, Flops()))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+
+    def add(self, row: Row) -> None:
+        self.flops[row.phase] = self.flops[row.phase].plus(row.flops)
+        self.seconds[row.phase] += row.seconds
+        self.rows[row.phase] += row.rows
+
+    def model(self, phase: str) -> int:
+        return self.flops[phase].model
+
+    @property
+    def total(self) -> int:
+        """C_total in the model convention: search, learning and reward; evaluation stays outside."""
+        return sum(self.flops[p].model for p in PHASES if p != "eval")
+
+    @property
+    def rho(self) -> float | None:
+        """Achieved update fraction; None before any compute was spent."""
+        return self.flops["learning"].model / self.total if self.total else None
+
+
+@dataclass
+class Ledger:
+    """What a ledger file says: the rows that count, in order, and the rows that were lost."""
+
+    rows: list[Row]
+    lost: list[Row]
+    attempts: int
+
+    @property
+    def totals(self) -> Totals:
+        totals = Totals()
+        for row in self.rows:
+            totals.add(row)
+        return totals
+
+    @property
+    def lost_flops(self) -> int:
+        """Model FLOPs of superseded work in search, learning and reward."""
+        return sum(row.flops.model for row in self.lost if row.phase != "eval")
+
+
+def read(path: Path, on_torn: Callable[[str], None] | None = None) -> Ledger:
+    """Read a ledger. Later rows of the same (step, phase) supersede earlier ones."""
+    current: dict[tuple[int, str], Row] = {}
+    lost: list[Row] = []
+    attempts = 0
+    for number, item in enumerate(read_rows(path, on_torn), 1):
+        if item.get("phase") == "resume":
+            if not isinstance(item.get("step"), int) or not isinstance(item.get("attempt"), int):
+                raise UserError(f"{path}: line {number}: a resume row needs step and attempt")
+            kept = item["step"]
+            lost += [row for key, row in current.items() if key[0] > kept]
+            current = {key: row for key, row in current.items() if key[0] <= kept}
+            attempts = max(attempts, item["attempt"])
+            continue
+        row = Row.from_json(item, f"{path}: line {number}")
+        key = (row.step, row.phase)
+        if key in current:
+            lost.append(current.pop(key))
+        current[key] = row
+        attempts = max(attempts, row.attempt)
+    return Ledger(list(current.values()), lost, attempts)
+
+
+class LedgerWriter:
+    """Appends to one ledger, for one attempt that continues after `resume_step`."""
+
+    def __init__(self, path: Path, resume_step: int = 0, on_torn: Callable[[str], None] | None = None) -> None:
+        self.path = path
+        if path.exists():
+            _drop_torn_tail(path, on_torn)
+        self.attempt = read(path).attempts + 1
+        if self.attempt > 1:
+            append_rows(path, [{"v": 1, "step": resume_step, "phase": "resume", "attempt": self.attempt}])
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append rows durably (one fsync)."""
+        append_rows(self.path, [row.to_json() for row in rows])
+
+
+def _drop_torn_tail(path: Path, on_torn: Callable[[str], None] | None) -> None:
+    """Appending after a torn line would glue two rows together: cut it off first."""
+    torn: list[str] = []
+    rows = list(read_rows(path, torn.append))
+    if torn:
+        if on_torn is not None:
+            on_torn(torn[0])
+        lines = path.read_bytes().split(b"\n")[: len(rows)]
+        write_atomic(path, b"".join(line + b"\n" for line in lines).decode())

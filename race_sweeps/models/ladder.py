@@ -1,0 +1,472 @@
+"""The embedded ladder of tiny policies: Qwen2 architecture, own tokenizer, warm-started on chained arithmetic.
+
+    python -m race_sweeps.models.ladder [NAMES...]      build those (all by default) into the cache
+
+They exist so that a whole sweep, from planning to regime, runs on a CPU without a download. Each takes seconds to build
+and is a plain model folder (`config.json`, `model.safetensors`, `tokenizer.json`, `generation_config.json`) that
+`from_pretrained` loads, plus `warm_start.json`: the recipe and what it reached. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from race_sweeps.data import chain
+from race_sweeps.errors import UserError, choices
+from race_sweeps.folder import sync_folder, write_json
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+Progress = Callable[[float, str], None]
+"""Called with the share done (0 to 1) and a few words."""
+
+# Bump when the building code changes what comes out: caches of the old code are then left alone and rebuilt.
+FORMAT = 1
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+VOCABULARY = (PAD, EOS, UNKNOWN, *"0123456789+-*=")
+MAX_POSITIONS = 128
+MAX_NEW_TOKENS = 4 * chain.MAX_OPERATIONS + 2
+"""Tokens of the longest solution, end of sequence included."""
+
+NOISE = chain.Noise(hard=0.4, hard_right=0.3, easy_right=0.9)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How a policy is brought to where reinforcement learning can begin.
+
+    `tokens`: prompt and completion tokens read before stopping. `batch`: sequences a step. `rate`: AdamW learning rate,
+    after a linear rise over `rise` steps. `operations`: problem lengths, drawn evenly.
+    """
+
+    tokens: int
+    batch: int = 64
+    rate: float = 3e-3
+    rise: int = 50
+    seed: int = 0
+    operations: tuple[int, ...] = (1, 2, 3, 4)
+    noise: chain.Noise = NOISE
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One size of the ladder. A head is `hidden // heads` wide, at least 32 (vLLM on CPU supports nothing narrower)."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    warm_start: WarmStart
+    spread: float = 0.05
+    """Standard deviation of the initial weights."""
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.hidden // self.heads < 32 or self.heads % self.kv_heads:
+            raise UserError(
+                f"rung hidden={self.hidden}, heads={self.heads}, kv_heads={self.kv_heads}: heads must divide hidden "
+                "into parts of at least 32, and kv_heads must divide heads"
+            )
+
+
+LADDER: dict[str, Rung] = {
+    "tiny-s": Rung(hidden=64, layers=2, heads=2, kv_heads=1, ffn=192, warm_start=WarmStart(tokens=500_000)),
+    "tiny-m": Rung(hidden=128, layers=2, heads=4, kv_heads=2, ffn=384, warm_start=WarmStart(tokens=500_000)),
+    "tiny-l": Rung(hidden=192, layers=2, heads=6, kv_heads=2, ffn=576, warm_start=WarmStart(tokens=500_000)),
+}
+
+
+def rung_of(name: str) -> Rung:
+    """The rung of that name; `UserError` for another name."""
+    if name not in LADDER:
+        raise UserError(f"tiny policy {name!r}: {choices(name, LADDER)}")
+    return LADDER[name]
+
+
+def config_dict(name: str, rung: Rung | None = None) -> dict[str, Any]:
+    """The fields of the policy's `config.json`, without building it. `rung` stands in for the named one."""
+    rung = rung or rung_of(name)
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": rung.hidden,
+        "intermediate_size": rung.ffn,
+        "num_hidden_layers": rung.layers,
+        "num_attention_heads": rung.heads,
+        "num_key_value_heads": rung.kv_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": rung.spread,
+        "rms_norm_eps": 1e-6,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "pad_token_id": VOCABULARY.index(PAD),
+        "eos_token_id": VOCABULARY.index(EOS),
+        "bos_token_id": None,
+        "dtype": "float32",
+    }
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """`$RACE_SWEEPS_CACHE`, or `race_sweeps` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    if own := os.environ.get("RACE_SWEEPS_CACHE"):
+        return Path(own).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "race_sweeps"
+
+
+def ladder_path(name: str, rung: Rung | None = None) -> Path:
+    """The policy's folder, built or not. Its name carries a hash of everything its weights depend on."""
+    return cache_folder() / f"{name}-{_digest(name, rung or rung_of(name))}"
+
+
+def _digest(name: str, rung: Rung) -> str:
+    recipe = {"format": FORMAT, "config": config_dict(name, rung), "rung": asdict(rung), "vocabulary": VOCABULARY}
+    text = json.dumps({**recipe, "torch": version("torch")}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def build(name: str, progress: Progress | None = None, rung: Rung | None = None) -> Path:
+    """Build the policy if the cache lacks it; its folder.
+
+    Safe to call from several processes at once: one builds, the others wait for it. A kill leaves nothing that looks
+    built. On one machine the same recipe gives the same weights to the byte. `rung` stands in for the named one.
+    """
+    rung = rung or rung_of(name)
+    folder = ladder_path(name, rung)
+    report = progress or (lambda share, words: None)
+    if not _built(folder):
+        report(0.0, "waiting for another build")
+        with _locked(folder):
+            if not _built(folder):
+                _build_into(folder, name, rung, report)
+    report(1.0, "ready")
+    return folder
+
+
+def _built(folder: Path) -> bool:
+    return (folder / "warm_start.json").exists()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, waiting for it; the kernel frees it if the holder dies."""
+    import fcntl
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{folder.name}.lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"cache {folder.parent}: {error.strerror}; set RACE_SWEEPS_CACHE to a writable folder"
+        ) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_into(folder: Path, name: str, rung: Rung, report: Progress) -> None:
+    prefix = f".{folder.name}.building-"
+    for left in folder.parent.glob(f"{prefix}*"):  # by builds that were killed: we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)  # not built, so something else's remains: the rename below needs the name
+    unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        with _single_threaded():
+            _write_policy(unfinished, name, rung, report)
+        unfinished.chmod(0o755)
+        for file in unfinished.iterdir():
+            file.chmod(0o644)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        sync_folder(unfinished)
+        unfinished.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """One torch thread, so that sums have one order; the caller's threads and random stream come back afterwards."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar from Transformers: ours is on the screen."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+# --- the warm start ----------------------------------------------------------------------------------------------
+
+
+def _write_policy(folder: Path, name: str, rung: Rung, report: Progress) -> None:
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(rung.warm_start.seed)
+    config = Qwen2Config(**config_dict(name, rung))
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+    )
+    trained = _warm_start(model, rung.warm_start, report)
+    report(0.95, "measuring")
+    tokenizer = make_tokenizer()
+    began = time.perf_counter()
+    measured = measure(model, tokenizer, chain.problems("tune", 256, seed=0))
+    with _quiet():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_json(
+        folder / "warm_start.json",
+        {
+            "v": 1,
+            "name": name,
+            "recipe": asdict(rung),
+            "torch": torch.__version__,
+            **trained,
+            **measured,
+            "measuring_seconds": round(time.perf_counter() - began, 2),
+        },
+    )
+
+
+def _warm_start(model: Qwen2ForCausalLM, recipe: WarmStart, report: Progress) -> dict[str, Any]:
+    """Supervised training on unreliable solutions of train-split problems, the loss on the solution's tokens only."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    rng = random.Random(f"warm start {recipe.seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    began, tokens, step, recent = time.perf_counter(), 0, 0, 0.0
+    model.train()
+    while tokens < recipe.tokens:
+        step += 1
+        inputs, labels, read = _batch(rng, recipe)
+        # Padded on the right, so that causal attention alone hides the padding: no mask, the fast attention path.
+        logits = model(input_ids=inputs[:, :-1], use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate * min(1.0, step / recipe.rise)
+        optimizer.step()
+        tokens += read
+        recent = loss.item() if step == 1 else 0.95 * recent + 0.05 * loss.item()
+        if step % 10 == 0:
+            report(0.95 * min(1.0, tokens / recipe.tokens), f"warm start, loss {recent:.3f}")
+    model.eval()
+    return {"tokens": tokens, "steps": step, "seconds": round(time.perf_counter() - began, 2), "loss": round(recent, 4)}
+
+
+def _batch(rng: random.Random, recipe: WarmStart) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids and labels, both (batch, longest), labels -100 off the solutions; and the number of real tokens."""
+    import torch
+
+    pad, eos = VOCABULARY.index(PAD), VOCABULARY.index(EOS)
+    texts: list[tuple[str, str]] = []
+    while len(texts) < recipe.batch:
+        question = chain.random_question(rng, recipe.operations[len(texts) % len(recipe.operations)])
+        if chain.split_of(question) == "train":
+            texts.append((question, chain.unreliable_solution(rng, question, recipe.noise)))
+    width = max(len(question) + len(solution) for question, solution in texts) + 1
+    ids, labels = [], []
+    for question, solution in texts:
+        row = [_IDS[c] for c in question + solution] + [eos]
+        blank = width - len(row)
+        ids.append(row + [pad] * blank)
+        labels.append([-100] * len(question) + row[len(question) :] + [-100] * blank)
+    read = sum(len(question) + len(solution) + 1 for question, solution in texts)
+    return torch.tensor(ids), torch.tensor(labels), read
+
+
+_IDS = {token: i for i, token in enumerate(VOCABULARY)}
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, padding on the left as generation needs; other characters become `<unk>`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel(dict(_IDS), unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def measure(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: Sequence[chain.Problem], samples: int = 8
+) -> dict[str, Any]:
+    """Sampled pass@1 and pass@`samples` at temperature 1, and greedy pass@1; an answer counts if the text ended."""
+    sampled = _answers(model, tokenizer, [row["question"] for row in rows for _ in range(samples)], greedy=False)
+    greedy = _answers(model, tokenizer, [row["question"] for row in rows], greedy=True)
+    hits = [
+        [answer == row["answer"] for answer in sampled[i * samples : (i + 1) * samples]] for i, row in enumerate(rows)
+    ]
+    return {
+        "problems": len(rows),
+        "pass@1": sum(map(sum, hits)) / (len(rows) * samples),
+        "pass@1_greedy": sum(answer == row["answer"] for answer, row in zip(greedy, rows, strict=True)) / len(rows),
+        f"pass@{samples}": sum(map(any, hits)) / len(rows),
+    }
+
+
+def _answers(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[str], *, greedy: bool
+) -> list[str | None]:
+    """The final answer of a completion of each question; None where the text did not end in time."""
+    import torch
+
+    options = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    answers: list[str | None] = []
+    for start in range(0, len(questions), 512):
+        encoded = tokenizer(list(questions[start : start + 512]), return_tensors="pt", padding=True)
+        with torch.no_grad():
+            out = model.generate(
+                input_ids=encoded["input_ids"],
+                attention_mask=encoded["attention_mask"],
+                max_new_tokens=MAX_NEW_TOKENS,
+                **options,
+            )
+        for row in out[:, encoded["input_ids"].shape[1] :].tolist():
+            ended = _IDS[EOS] in row
+            answers.append(chain.final_answer(tokenizer.decode(row, skip_special_tokens=True)) if ended else None)
+    return answers
+
+
+# --- command line ------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the named policies (default: all), in as many processes as there are cores; print what they reached."""
+    import argparse
+    import sys
+
+    parser = argparse.ArgumentParser(
+        prog="python -m race_sweeps.models.ladder", description="Build the embedded tiny policies into the cache."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(LADDER)} (default: all)")
+    names = list(dict.fromkeys(parser.parse_args(arguments).names)) or list(LADDER)
+    try:
+        for name in names:
+            rung_of(name)
+        _build_all([name for name in names if not _built(ladder_path(name))])
+        _print_figures(names)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _build_all(names: Sequence[str]) -> None:
+    """Build in parallel processes, the largest first, with a progress bar each."""
+    if not names:
+        return
+    import multiprocessing
+    import queue
+    from concurrent.futures import ProcessPoolExecutor
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    order = sorted(names, key=lambda name: -rung_of(name).hidden)
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by torch's threads
+    columns = TextColumn("{task.fields[name]:8}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with context.Manager() as manager, Progress(*columns) as bars:
+        reports = manager.Queue()
+        tasks = {name: bars.add_task("waiting for a core", total=1.0, name=name, start=False) for name in names}
+        with ProcessPoolExecutor(min(len(names), _cores()), mp_context=context) as pool:
+            futures = [pool.submit(_build_reporting, name, reports) for name in order]
+            while True:
+                finished = all(future.done() for future in futures)
+                try:
+                    while True:
+                        name, share, words = reports.get(timeout=0.2)
+                        bars.start_task(tasks[name])
+                        bars.update(tasks[name], completed=share, description=words)
+                except queue.Empty:
+                    if finished:
+                        break
+            for future in futures:
+                future.result()
+
+
+def _build_reporting(name: str, reports: Any) -> None:
+    build(name, lambda share, words: reports.put((name, share, words)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _print_figures(names: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("policy", "built in", "pass@1", "greedy", "pass@8", title="tune split, temperature 1")
+    for name in names:
+        folder = ladder_path(name)
+        figures = json.loads((folder / "warm_start.json").read_text(encoding="utf-8"))
+        rates = [f"{figures[key]:.2f}" for key in ("pass@1", "pass@1_greedy", "pass@8")]
+        table.add_row(name, f"{figures['seconds']:.0f} s", *rates)
+    console = Console()
+    console.print(table)
+    for name in names:
+        console.print(str(ladder_path(name)), soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
