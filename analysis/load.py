@@ -64,12 +64,13 @@ class Sweep:
     (`last`), NaN elsewhere. `results`: one row per finished point, columns `RESULT_COLUMNS`.
     `allocation` is the update fraction's name, made unique by its planned rho where one name covers several;
     `setting` names what else tells comparable groups apart: the reward, and other overrides that vary in the sweep.
-    `notes`: one line for each thing a reader of the tables must know.
+    `entries`: the manifest's points by id. `notes`: one line for each thing a reader of the tables must know.
     """
 
     name: str
     folder: Path
     manifest: dict[str, Any]
+    entries: dict[str, dict[str, Any]]
     runs: pd.DataFrame
     results: pd.DataFrame
     skipped: list[Skipped]
@@ -142,6 +143,7 @@ def load_sweep(folder: Path) -> Sweep:
         name=name if isinstance(name, str) and name else folder.resolve().name,
         folder=folder,
         manifest=manifest,
+        entries=entries,
         runs=runs,
         results=results,
         skipped=skipped,

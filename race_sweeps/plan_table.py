@@ -1,0 +1,62 @@
+"""The plan of a sweep as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from race_sweeps import units
+from race_sweeps.sweep import Point
+
+
+def show(points: Sequence[Point], console: Console | None = None) -> None:
+    """Print one row per grid point, seeds together, and the totals of the sweep."""
+    console = console or Console()
+    if not console.is_terminal:  # piped: don't wrap to 80 columns
+        console = Console(width=160)
+    table = Table(title=f"plan of {points[0].config.stage}: {len(points)} grid points", title_justify="left")
+    for name in ("model", "reward", "update fraction", "seeds"):
+        table.add_column(name)
+    for name in ("budget C", "rungs", "rho", "kept of G", "mu", "generations", "steps", "completions",
+                 "search", "learning", "reward C", "GPU-hours"):  # fmt: skip
+        table.add_column(name, justify="right")
+    cells: dict[tuple[str, ...], list[Point]] = {}
+    for point in points:
+        label = point.label
+        key = (label["model"], label["reward"], label["update fraction"], repr(point.plan))
+        cells.setdefault(key, []).append(point)
+    for (model, reward, fraction, _), members in cells.items():
+        plan, config = members[0].plan, members[0].config
+        hours = "-" if plan.gpu_hours is None else f"{plan.gpu_hours:.3g}"
+        table.add_row(
+            model,
+            reward,
+            fraction,
+            ",".join(str(p.config.seed) for p in members),
+            units.flops(plan.budget),
+            "/".join(f"{share:g}" for share in config.budget.rungs),
+            f"{plan.rho:.3f}",
+            f"{plan.kept:.2f}/{config.train.group}",
+            f"{plan.mu:.2f}",
+            units.count(plan.generations),
+            units.count(plan.optimizer_steps),
+            units.count(plan.completions),
+            units.flops(plan.flops["search"]),
+            units.flops(plan.flops["learning"]),
+            units.flops(plan.flops["reward"]),
+            hours,
+        )
+    console.print(table)
+    total = sum(point.plan.flops["total"] for point in points)
+    first = points[0].config
+    line = f"{len(points)} points, {units.flops(total)} of training compute in all (model convention)"
+    if first.plan.device:
+        hours = sum(point.plan.gpu_hours or 0.0 for point in points)
+        line += f", {hours:.4g} GPU-hours on {first.plan.device} at {first.plan.utilisation:.0%} utilisation"
+    console.print(line)
+    console.print(
+        f"expected lengths: prompt {first.rollout.expected_prompt}, completion {first.rollout.expected_completion} "
+        "tokens (rollout.expected_prompt, rollout.expected_completion)"
+    )

@@ -1,0 +1,137 @@
+"""A sweep's grid points: their plans, folders and manifest. No torch."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from race_sweeps import config as configuration
+from race_sweeps.config import RunConfig, point_id
+from race_sweeps.errors import UserError
+from race_sweeps.folder import RunFolder, write_atomic, write_json
+from race_sweeps.plan import Plan, plan
+
+PACKAGES = ("race-sweeps", "torch", "transformers", "trl", "peft", "hydra-core", "numpy")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One grid point, planned."""
+
+    overrides: tuple[str, ...]
+    config: RunConfig
+    plan: Plan
+    folder: RunFolder
+
+    @property
+    def id(self) -> str:
+        return self.folder.point_id
+
+    @property
+    def label(self) -> dict[str, str]:
+        config = self.config
+        return {
+            "model": config.model.name,
+            "reward": config.reward.name,
+            "update fraction": config.update_fraction.name,
+            "seed": str(config.seed),
+        }
+
+
+def make_points(composed: Sequence[tuple[tuple[str, ...], RunConfig]]) -> list[Point]:
+    """Plan every point; equal points are one. Raises `UserError` for the first that cannot be planned."""
+    points: dict[str, Point] = {}
+    for overrides, config in composed:
+        identity = point_id(config)
+        folder = RunFolder(Path(config.runs_dir) / config.sweep / "points" / identity)
+        points.setdefault(identity, Point(overrides, config, plan(config), folder))
+    return list(points.values())
+
+
+def sweep_folder(points: Sequence[Point]) -> Path:
+    """The one folder all points of a command live in."""
+    folders = {point.folder.path.parents[1] for point in points}
+    if len(folders) > 1:
+        raise UserError(f"sweep: one command fills one sweep folder, not {', '.join(sorted(map(str, folders)))}")
+    return folders.pop()
+
+
+def write_folders(points: Sequence[Point], command: Sequence[str]) -> Path:
+    """Write what every point was given (`config.yaml`, `plan.json`) and the manifest; points of earlier commands in
+    the same sweep stay listed. Returns the sweep's folder."""
+    folder = sweep_folder(points)
+    manifest = folder / "sweep.json"
+    try:
+        before: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+        for point in points:
+            if not point.folder.config.exists():
+                write_atomic(point.folder.config, configuration.save(point.config))
+            if not point.folder.plan.exists():
+                write_json(point.folder.plan, point.plan.to_json())
+        listed = {row["id"]: row for row in before.get("points", [])}
+        listed |= {point.id: _manifest_row(point) for point in points}
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        write_json(
+            manifest,
+            {
+                "v": 1,
+                "sweep": folder.name,
+                "command": list(command),
+                "created": before.get("created", now),
+                "git": _git(),
+                "versions": _versions(),
+                "simulated": False,
+                "launches": [*before.get("launches", []), {"time": now, "command": list(command)}],
+                "points": list(listed.values()),
+            },
+        )
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: {error.strerror}; choose another runs_dir") from None
+    except ValueError as error:
+        raise UserError(f"{manifest}: not JSON ({error}); move it away, the points' folders hold everything") from None
+    return folder
+
+
+def _manifest_row(point: Point) -> dict[str, Any]:
+    config = point.config
+    return {
+        "id": point.id,
+        "model": config.model.name,
+        "reward": config.reward.name,
+        "update_fraction": config.update_fraction.name,
+        "seed": config.seed,
+        "overrides": list(point.overrides),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _git() -> dict[str, Any]:
+    """Revision of the code's checkout, and whether it had uncommitted changes; nulls outside a checkout."""
+
+    def run(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, timeout=10
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    revision = run("rev-parse", "HEAD")
+    return {"revision": revision, "dirty": bool(run("status", "--porcelain")) if revision else None}
