@@ -391,9 +391,9 @@ def sentence(rung: Rung, value: str = "pass@1") -> str:
     parts = [f"At {flops_text(rung.budget)}, {top.name} has the highest {value}, {fixed(top.mean)}"]
     parts[0] += f": {' and '.join(ahead)}" if ahead else "; it is the only cell tested"
     edge = rung.edges[top.model]
-    if edge == "only":
+    if edge == "only" and ahead:
         parts.append(f"{top.allocation} is the only allocation tested for {top.model}")
-    elif edge:
+    elif edge and ahead:
         parts.append(f"{top.allocation} is {edge_text(edge)}")
     if rung.sd is None:
         parts.append("With one seed per cell there is no seed spread, so no difference is established")

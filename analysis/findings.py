@@ -48,10 +48,13 @@ class Findings:
         """The sweep's notes, and those that follow from the comparisons."""
         notes = list(self.sweep.notes)
         for rung in self.rungs:
-            uneven = [c for c in rung.cells if abs(c.c_error) > UNEVEN]
+            uneven = sorted((c for c in rung.cells if abs(c.c_error) > UNEVEN), key=lambda c: -abs(c.c_error))
             if uneven:
-                names = ", ".join(f"{c.model} {c.allocation} {percent(c.c_error, 0)}" for c in uneven)
-                notes.append(f"at {flops_text(rung.budget)}, achieved compute is off the rung by more than 5%: {names}")
+                names = ", ".join(f"{c.model} {c.allocation} {percent(c.c_error, 0)}" for c in uneven[:3])
+                notes.append(
+                    f"at {flops_text(rung.budget)}, achieved compute is off the rung by more than {UNEVEN:.0%} in "
+                    f"{len(uneven)} of {len(rung.cells)} cells, most in: {names}"
+                )
         rows = self.sweep.runs[self.sweep.runs["set"] == self.evaluation_set]
         for column in ("problems", "samples", "temperature"):
             kinds = sorted(set(rows[column].dropna()))

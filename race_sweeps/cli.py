@@ -130,10 +130,6 @@ def _run(arguments: Arguments, argv: list[str]) -> int:
 
 def _refuse_what_cannot_run(points: Sequence[Point], launcher: Any) -> None:
     """One line before anything starts, instead of a failure in every point."""
-    for point in points:
-        config = point.config
-        if config.data.kind == "file" and config.data.path is None:
-            raise UserError(f"data.path: data={config.data.name} reads a file; set data.path=<a JSONL file>")
     heavy = sorted({p.config.model.name for p in points if p.config.model.needs_gpu})
     if heavy:
         from launchers.local import LocalLauncher, visible_gpus
@@ -144,6 +140,10 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Any) -> None:
                 "work: a tiny model (model=tiny-s,tiny-m,tiny-l), a cluster (hydra/launcher=slurm), or the plan alone "
                 "(python -m race_sweeps plan ...)"
             )
+    for point in points:
+        config = point.config
+        if config.data.kind == "file" and config.data.path is None:
+            raise UserError(f"data.path: data={config.data.name} reads a file; set data.path=<a JSONL file>")
 
 
 def _launch(launcher: Any, points: list[Point]) -> tuple[int, int]:

@@ -14,14 +14,14 @@ from race_sweeps.sweep import Point
 def show(points: Sequence[Point], console: Console | None = None) -> None:
     """Print one row per grid point, seeds together, and the totals of the sweep."""
     console = console or Console()
-    if not console.is_terminal:  # piped: don't wrap to 80 columns
-        console = Console(width=160)
+    if not console.is_terminal:  # piped: one row a line, whatever the width
+        console = Console(width=200)
     table = Table(title=f"plan of {points[0].config.stage}: {len(points)} grid points", title_justify="left")
-    for name in ("model", "reward", "update fraction", "seeds"):
-        table.add_column(name)
-    for name in ("budget C", "rungs", "rho", "kept of G", "mu", "generations", "steps", "completions",
-                 "search", "learning", "reward C", "GPU-hours"):  # fmt: skip
-        table.add_column(name, justify="right")
+    for name in ("model", "reward", "fraction", "seeds"):
+        table.add_column(name, no_wrap=True)
+    for name in ("C", "rungs", "rho", "kept", "mu", "generations", "steps", "completions",
+                 "C_search", "C_learning", "C_reward", "GPU-h"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
     cells: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         label = point.label
@@ -36,7 +36,7 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
             fraction,
             ",".join(str(p.config.seed) for p in members),
             units.flops(plan.budget),
-            "/".join(f"{share:g}" for share in config.budget.rungs),
+            " ".join(f"{share:g}" for share in config.budget.rungs),
             f"{plan.rho:.3f}",
             f"{plan.kept:.2f}/{config.train.group}",
             f"{plan.mu:.2f}",

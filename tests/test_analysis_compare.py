@@ -184,7 +184,7 @@ def test_runs_of_the_same_seed_are_averaged_first() -> None:
             "r90 is at the high edge of the tested rho range: only a bound.",
         ),
         ({"r45": 0.3, "r70": 0.5, "r90": 0.4}, "", ""),
-        ({"r70": 0.5}, "only", "r70 is the only allocation tested for m."),
+        ({"r70": 0.5}, "only", "it is the only cell tested."),
     ],
 )
 def test_edges(means: dict[str, float], edge: str, words: str) -> None:
