@@ -76,16 +76,23 @@ class Allocator:
     spent: Totals = field(default_factory=Totals)
     generations: int = 0
     search_cost: float | None = None  # of one completion, recent generations weighing more: lengths drift
-    reward_cost: float | None = None
+    reward_cost: float | None = None  # likewise
 
     def record(self, row: Row) -> None:
         """Account a ledger row, live or replayed after a restart."""
         self.spent.add(row)
         if row.phase == "search":
             self.generations += 1
-            self.search_cost = _recent(self.search_cost, row)
+            self.search_cost = self._recent(self.search_cost, row)
         elif row.phase == "reward":
-            self.reward_cost = _recent(self.reward_cost, row)
+            self.reward_cost = self._recent(self.reward_cost, row)
+
+    def _recent(self, before: float | None, row: Row) -> float:
+        """Mean cost over the row's completions, and over what was known before as if that were four groups."""
+        if before is None:
+            return row.flops.model / row.rows
+        weight = 4 * self.group
+        return (before * weight + row.flops.model) / (weight + row.rows)
 
     @property
     def group_cost(self) -> float:
@@ -128,11 +135,6 @@ class Allocator:
         passes = left / once if left <= once else (left - sum(old)) / sum(train)
         least = MIN_KEPT * (rows // self.group)
         return max(least, min(round(passes * rows), int(self.max_passes * rows)))
-
-
-def _recent(before: float | None, row: Row) -> float:
-    now = row.flops.model / row.rows
-    return now if before is None else (before + now) / 2
 
 
 def select(

@@ -348,10 +348,9 @@ def check(config: RunConfig) -> None:
     rho = config.update_fraction.rho
     require(rho is None or 0 < rho < 1, "update_fraction.rho", "must lie between 0 and 1 (or be null)")
     require(config.train.group >= 2, "train.group", "GRPO compares completions within a group: at least 2")
-    require(
-        config.train.microbatch <= config.train.minibatch, "train.microbatch",
-        f"must not exceed train.minibatch={config.train.minibatch}",
-    )  # fmt: skip
+    group, minibatch, microbatch = config.train.group, config.train.minibatch, config.train.microbatch
+    require(minibatch % microbatch == 0, "train.minibatch", f"must be a multiple of train.microbatch={microbatch}")
+    require(minibatch % group == 0, "train.minibatch", f"must be a multiple of train.group={group}")
     require(0 < config.rollout.top_p <= 1, "rollout.top_p", "must lie in (0, 1]")
     require(
         config.train.old_logprobs == "trainer" or (config.rollout.top_p == 1 and config.rollout.top_k == 0),

@@ -50,13 +50,15 @@ class WarmStart:
     """How a policy is brought to where reinforcement learning can begin.
 
     `tokens`: prompt and completion tokens read before stopping. `batch`: sequences a step. `rate`: AdamW learning rate,
-    after a linear rise over `rise` steps. `operations`: problem lengths, drawn evenly.
+    after a linear rise over `rise` steps, and falling linearly to 0 over the last share `fall` of the tokens.
+    `operations`: problem lengths, drawn evenly.
     """
 
     tokens: int
     batch: int = 64
     rate: float = 3e-3
     rise: int = 50
+    fall: float = 0.3
     seed: int = 0
     operations: tuple[int, ...] = (1, 2, 3, 4)
     noise: chain.Noise = NOISE
@@ -295,7 +297,7 @@ def _warm_start(model: Qwen2ForCausalLM, recipe: WarmStart, report: Progress) ->
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * min(1.0, step / recipe.rise)
+            group["lr"] = recipe.rate * min(1.0, step / recipe.rise, (1 - tokens / recipe.tokens) / recipe.fall)
         optimizer.step()
         tokens += read
         recent = loss.item() if step == 1 else 0.95 * recent + 0.05 * loss.item()
