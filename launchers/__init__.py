@@ -19,7 +19,8 @@ class Task:
 
     `entry` is "package.module:function", called as `function(str(folder))` in a process of its own: it returns None
     or raises: `Busy` (another process is writing this folder), `Stopped` (it was asked to stop by SIGTERM and saved its
-    work; running it again continues), or anything else, which fails this task only. `folder / "log.txt"` receives what it prints. `id` and `label` are shown to the user.
+    work; running it again continues), or anything else, which fails this task only. `folder / "log.txt"` receives what
+    it prints. `id` and `label` are shown to the user.
     """
 
     id: str

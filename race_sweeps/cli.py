@@ -39,7 +39,18 @@ overrides (Hydra's grammar)   group=choice: stage model reward rollout update_fr
 A finished point is skipped and an unfinished one continued: run the same command again after any interruption.
 Then: python -m analysis report SWEEP
 """
-HYDRA_FLAGS = ("--cfg", "-c", "--resolve", "--package", "-p", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
+HYDRA_FLAGS = (
+    "--cfg",
+    "-c",
+    "--resolve",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+    "--hydra-help",
+    "--shell-completion",
+    "-sc",
+)
 
 
 @dataclass(frozen=True)
@@ -186,6 +197,7 @@ def _hydra(arguments: list[str]) -> int:
     from race_sweeps import compose
 
     sys.argv = [sys.argv[0], *arguments]
-    hydra.main(config_path=str(compose.conf_dir()), config_name=compose.CONFIG_NAME, version_base="1.3")(lambda _: None)()
+    hydra.main(config_path=str(compose.conf_dir()), config_name=compose.CONFIG_NAME, version_base="1.3")(
+        lambda _: None
+    )()
     return 0
-

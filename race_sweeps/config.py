@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import pairwise
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -338,7 +339,7 @@ def check(config: RunConfig) -> None:
         require(bool(_SAFE_NAME.fullmatch(get(config, key))), key, "use letters, digits, '.', '_' and '-'")
 
     rungs = config.budget.rungs
-    ascending = all(a < b for a, b in zip(rungs, rungs[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(rungs))
     require(
         bool(rungs) and ascending and rungs[0] > 0 and rungs[-1] == 1,
         "budget.rungs",

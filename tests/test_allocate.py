@@ -73,9 +73,11 @@ def test_achieved_budget_and_rho_close_on_the_target(rho: float | None, drift: f
     assert len(reached) == 3
     for rung, (spent, achieved) in zip(rungs, reached, strict=True):
         group = allocator.group_cost
-        assert abs(spent - rung) <= max(0.03 * rung, 1.5 * group)
-        if rho is not None:
-            assert abs(achieved - rho) < 0.01
+        if rho is None:  # nothing to adjust: as near as groups allow
+            assert abs(spent - rung) <= max(0.05 * rung, 1.5 * group)
+        else:
+            assert abs(spent - rung) <= max(0.03 * rung, 0.6 * group)
+            assert abs(achieved - rho) < 0.012
 
 
 def test_replaying_the_ledger_restores_the_controller() -> None:
@@ -133,4 +135,4 @@ def test_minibatches_are_equal_give_or_take_one() -> None:
     assert [len(b) for b in minibatches(range(150), 64)] == [75, 75]
     assert [len(b) for b in minibatches(range(20), 64)] == [20]
     assert [len(p) for p in split(range(7), 3)] == [3, 2, 2]
-    assert sum(minibatches(range(150), 64), []) == list(range(150))
+    assert list(itertools.chain(*minibatches(range(150), 64))) == list(range(150))

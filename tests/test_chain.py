@@ -125,7 +125,10 @@ def test_mistakes_are_named(arguments: tuple[str, int, int], message: str) -> No
         ("7+3=10*8=0", [("7+3=10", False, True), ("10*8=0", True, False)]),
         ("7 + 3 = 0", [("7+3=0", True, True)]),
         ("3+7=0", [("3+7=0", True, False)]),
-        ("7+3=0*8=0-2=8+1=9", [("7+3=0", True, True), ("0*8=0", True, True), ("0-2=8", True, True), ("8+1=9", True, False)]),
+        (
+            "7+3=0*8=0-2=8+1=9",
+            [("7+3=0", True, True), ("0*8=0", True, True), ("0-2=8", True, True), ("8+1=9", True, False)],
+        ),
         ("=+3=0", []),
         ("7+=3", []),
         ("", []),

@@ -67,7 +67,7 @@ def test_too_few_held_out_problems_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_is_needed() -> None:
     config = compose_one("model=smollm2-135m")
-    with pytest.raises(UserError, match="data.path"):
+    with pytest.raises(UserError, match=r"data\.path"):
         data.load(replace(config), chat=True)
 
 
