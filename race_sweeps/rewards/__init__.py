@@ -10,7 +10,6 @@ from race_sweeps import answers
 from race_sweeps.config import RunConfig
 from race_sweeps.flops import Flops
 
-
 NO_FLOPS = Flops()
 
 
