@@ -71,9 +71,8 @@ def write_folders(points: Sequence[Point], command: Sequence[str]) -> Path:
     try:
         before: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
         for point in points:
-            if not point.folder.config.exists():
+            if not point.folder.done:
                 write_atomic(point.folder.config, configuration.save(point.config))
-            if not point.folder.plan.exists():
                 write_json(point.folder.plan, point.plan.to_json())
         listed = {row["id"]: row for row in before.get("points", [])}
         listed |= {point.id: _manifest_row(point) for point in points}

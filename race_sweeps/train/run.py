@@ -101,6 +101,7 @@ class PointRun:
         """Load the policy and train it until the budget is spent or a stop is requested."""
         config = self.config
         location = models.prepare(config)
+        self.weights = Path(location).name
         tokenizer = AutoTokenizer.from_pretrained(location, padding_side="left")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -228,6 +229,7 @@ class PointRun:
                 "reward": config.reward.name,
                 "update_fraction": config.update_fraction.name,
                 "seed": config.seed,
+                "weights": self.weights,
                 "simulated": False,
                 "planned": {"rho": self.plan.rho, "flops": self.plan.budget},
                 "flops": {**sums("model"), "eval": totals.model("eval"), "lost": book.lost_flops},
