@@ -103,7 +103,8 @@ class BudgetConfig:
 @dataclass
 class DataConfig:
     """Problems. `kind`: `chain` (procedural) or `file` (`path`: JSONL). `prompt`: template with {question}.
-    `extract`: where the final answer stands in a completion; `reference`: and in the reference."""
+    `extract`: where the final answer stands in a completion; `reference`: and in the reference. `heldout`: which
+    held-out problems of `chain` to evaluate on; choose settings on "tune", so that "report" stays unseen."""
 
     name: str = MISSING
     kind: str = MISSING
@@ -114,6 +115,7 @@ class DataConfig:
     extract: str = "math"
     reference: str = "math"
     train_problems: int | None = None
+    heldout: str = "report"
     heldout_share: float = 0.1
 
 
@@ -282,6 +284,7 @@ _CHOICES = {
     "rollout.engine": ("transformers",),
     "update_fraction.keep": ("random", "max_variance"),
     "data.kind": ("chain", "file"),
+    "data.heldout": ("report", "tune"),
     "data.extract": ("math", "equals"),
     "data.reference": ("math", "hashes"),
     "train.old_logprobs": ("sampler", "trainer"),

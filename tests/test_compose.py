@@ -43,7 +43,7 @@ def test_the_command_line_wins_over_the_stage() -> None:
 
 def test_a_model_brings_its_scale_and_the_command_line_may_change_it() -> None:
     assert compose_one("model=tiny-s").data.name == "chain"
-    assert compose_one("model=tiny-s").train.learning_rate == compose_one("model=tiny-l").train.learning_rate
+    assert compose_one("model=tiny-s").train.prompts == compose_one("model=tiny-l").train.prompts != 32
     assert compose_one("model=1.5b").budget.flops == 4e18
     assert compose_one("model=tiny-s", "budget.flops=1e9").budget.flops == 1e9
 
