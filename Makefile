@@ -16,7 +16,7 @@ demo: $(INSTALLED) ## stage A on the tiny ladder, one seed; minutes on two cores
 
 frontier: $(INSTALLED) ## the same at a budget and seed count where an optimum can be told from noise
 	@scripts/timed "warm start" $(BIN)/python -m race_sweeps.models.ladder
-	@scripts/timed sweep $(BIN)/python -m race_sweeps -m stage=A model=$(LADDER) seed=0,1 sweep=frontier
+	@scripts/timed sweep $(BIN)/python -m race_sweeps -m stage=A model=$(LADDER) sweep=frontier
 	@scripts/timed report $(BIN)/python -m analysis report frontier
 
 test: $(DEV) ## every test, the slow ones too
