@@ -36,9 +36,9 @@ class Job:
         return LIVE.get(self.state)
 
 
-def element(job: str, index: int) -> str:
-    """An array element's id, as in `scancel` and in the environment of its task."""
-    return f"{job}_{index}"
+def element(job: str, index: int | str | None) -> str:
+    """One element's id, as SLURM's commands take it; a job that is no array (index None or not a number) has one."""
+    return job if index is None or not str(index).isdigit() else f"{job}_{index}"
 
 
 def require() -> None:
@@ -73,7 +73,7 @@ def queue(jobs: Iterable[str]) -> dict[str, Job]:
     found = {}
     for line in listing.splitlines():
         job, index, state, reason = line.split("|", 3)
-        found[element(job, _index(index))] = Job(state, "" if reason == "None" else reason)
+        found[element(job, index)] = Job(state, "" if reason == "None" else reason)
     return found
 
 
@@ -99,10 +99,8 @@ def accounts(jobs: Iterable[str]) -> dict[str, Job]:
     found = {}
     for line in listing.splitlines():
         identity, state, code = line.split("|", 2)
-        job, _, index = identity.partition("_")
-        if index.isdigit() or not index:
-            # "CANCELLED by 1000" and the like
-            found[element(job, _index(index))] = Job(state.split()[0], f"exit code {code}" if code != "0:0" else "")
+        # "CANCELLED by 1000" and the like
+        found[identity] = Job(state.split()[0], f"exit code {code}" if code != "0:0" else "")
     return found
 
 
@@ -125,11 +123,6 @@ def cancel(elements: Sequence[str]) -> None:
         _run(["scancel", *elements[start : start + ARGUMENTS]], "Invalid job id")
 
 
-def _index(text: str) -> int:
-    """An array index; a job that is no array counts as its own element 0."""
-    return int(text) if text.isdigit() else 0
-
-
 def _run(command: list[str], harmless: str | None = None) -> str:
     """The command's output; `UserError` with its own words when it fails, unless they contain `harmless`."""
     try:
@@ -139,5 +132,11 @@ def _run(command: list[str], harmless: str | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise UserError(f"SLURM: {command[0]} gave no answer within {SECONDS} s; try again later") from None
     if done.returncode and (harmless is None or harmless not in done.stderr):
-        raise UserError(f"SLURM: {' '.join(done.stderr.split()) or f'{command[0]} failed'}")
+        raise UserError(f"SLURM: {complaint(done.stderr) or f'{command[0]} ended with status {done.returncode}'}")
     return done.stdout
+
+
+def complaint(text: str) -> str:
+    """The last and most telling line of what a command of SLURM wrote to stderr, without its preambles."""
+    last = (text.strip().splitlines() or [""])[-1]
+    return re.sub(r"^\w+: (error|fatal): (Batch job submission failed: )?", "", last)

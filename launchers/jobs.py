@@ -25,7 +25,8 @@ class Shape:
     """What is asked of SLURM for each point of an array; None leaves it to the cluster's default.
 
     signal_seconds: warning before the time limit, for the checkpoint. max_requeues: how often SLURM may start a point
-    again, for whatever reason. setup: shell lines run first. sbatch: any other option, by its long name.
+    again, for whatever reason. setup: shell lines run first. sbatch: any other option, by its long name. snapshot: the
+    jobs run a copy of the code as it was when they were submitted.
     """
 
     partition: str | None = None
@@ -41,6 +42,7 @@ class Shape:
     max_requeues: int = 20
     setup: list[str] = field(default_factory=list)
     sbatch: dict[str, Any] = field(default_factory=dict)
+    snapshot: bool = True
 
     def replace(self, changes: dict[str, Any], where: str) -> Shape:
         """With other values. Raises `UserError` for unknown names; `where` says who set them."""
@@ -91,7 +93,10 @@ class Array:
 
     def elements(self) -> dict[str, str]:
         """SLURM's id of each point."""
-        return {point: cluster.element(self.job, i) for i, point in enumerate(self.points)} if self.job else {}
+        if self.job is None:
+            return {}
+        alone = len(self.points) == 1  # submitit makes an array of several only
+        return {point: cluster.element(self.job, None if alone else i) for i, point in enumerate(self.points)}
 
 
 def load(folder: Path) -> list[Array]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launchers import Outcome, Progress, Task, cluster, states, submission
-from launchers.jobs import Shape
+from launchers.jobs import Array, Shape
+from race_sweeps import manifest
 from race_sweeps.errors import UserError
-from race_sweeps.manifest import exclusive
 
 WHERE = "hydra.launcher"
 STEPS = (15, 30, 60, 120, 240, 480, 720, 1440, 2880, 4320, 7200, 10080)
@@ -27,14 +27,12 @@ class SlurmLauncher(Shape):
     `{"model=7b": {"mem_gb": 96}}`, the last one that fits winning. gpus_per_node None: as many as the task uses.
     timeout_min None: the task's expected hours times `margin` plus `startup_min`, at most `max_timeout_min`, which is
     also the limit where nothing is known; what takes longer is checkpointed and put back into the queue.
-    snapshot: jobs run a copy of the code as it was when they were submitted.
     """
 
     by_label: dict[str, dict[str, Any]] = field(default_factory=dict)
     margin: float = 1.5
     startup_min: float = 10.0
     max_timeout_min: int = 1440
-    snapshot: bool = True
 
     def check(self, where: str = WHERE) -> None:
         """Raise `UserError` for settings that cannot work, or where there is no SLURM."""
@@ -60,16 +58,11 @@ class SlurmLauncher(Shape):
         if len(sweeps) > 1 or any(task.folder.name != task.id for task in tasks):
             raise ValueError("a launch takes points of one sweep, in <sweep>/points/<id>")
         sweep = sweeps.pop()
-        with submission_lock(sweep):
+        with submission.lock(sweep):
             known = {point.id: point for point in states.look(sweep, [task.id for task in tasks])}
-            new = [task for task in tasks if known[task.id].state not in ("done", "queued", "running")]
-            requests: dict[str, submission.Request] = {}
-            for task in new:
-                shape = self.shape(task)
-                key = f"{task.entry} {shape}"
-                earlier = requests.get(key, submission.Request(task.entry, shape, ()))
-                requests[key] = dataclasses.replace(earlier, points=(*earlier.points, task.id))
-            arrays = submission.submit(sweep, list(requests.values()), self.snapshot)
+            new = [task for task in tasks if known[task.id].state not in ("done", *states.OPEN)]
+            requests = submission.grouped((task.entry, self.shape(task), task.id) for task in new)
+            arrays = submission.submit(sweep, requests)
         job_of = {point: element for array in arrays for point, element in array.elements().items()}
         return [
             Outcome(task.id, "submitted", "", 0.0, job_of[task.id])
@@ -99,12 +92,28 @@ class SlurmLauncher(Shape):
         return min(self.max_timeout_min, next((step for step in STEPS if step >= needed), needed))
 
 
-def submission_lock(sweep: Path) -> Any:
-    """One submission into a sweep at a time: what is queued is asked, and what is not is submitted, in one go."""
-    return exclusive(submission.private_folder(sweep) / ".lock")
-
-
 def _left_alone(point: states.PointState) -> Outcome:
     if point.state == "done":
         return Outcome(point.id, "done", "", 0.0)
     return Outcome(point.id, "submitted", f"{point.state} already", 0.0, point.job)
+
+
+def resubmit(sweep: Path, standings: Collection[str], changes: Mapping[str, Any]) -> list[Array]:
+    """Submit again the points that stand so, in the shape they had, with `changes`.
+
+    Raises `UserError` where SLURM never had a point of this sweep, or for changes that cannot work.
+    """
+    cluster.require()
+    with submission.lock(sweep):
+        points = states.look(sweep)
+        if not any(point.array for point in points):
+            command = " ".join(manifest.read(sweep).get("command", []))
+            raise UserError(f"{sweep}: no point of it was ever given to SLURM; run its command again: {command}")
+        wanted = [
+            (point.array.entry, point.array.shape.replace(dict(changes), "resume"), point.id)
+            for point in points
+            if point.array and point.state in standings
+        ]
+        for _, shape, _ in wanted:
+            shape.check("resume")
+        return submission.submit(sweep, submission.grouped(wanted))

@@ -82,7 +82,7 @@ def _element() -> str:
     """This job as the sweep's manifest names it."""
     environ = os.environ
     return cluster.element(
-        environ.get("SLURM_ARRAY_JOB_ID", environ["SLURM_JOB_ID"]), int(environ.get("SLURM_ARRAY_TASK_ID", "0"))
+        environ.get("SLURM_ARRAY_JOB_ID", environ["SLURM_JOB_ID"]), environ.get("SLURM_ARRAY_TASK_ID")
     )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from launchers import Progress, attempts, cluster, jobs
 from launchers.attempts import Attempt
@@ -16,19 +16,15 @@ from race_sweeps import manifest
 from race_sweeps.folder import RunFolder
 from race_sweeps.progress import progress
 
-Standing = Literal["done", "running", "queued", "pending", "failed", "stopped", "cancelled", "lost", "incomplete"]
+FOLDER = ".slurm"
+"""Within the sweep's folder: SLURM's scripts and logs, and submitit's pickles."""
 
-STANDINGS: dict[Standing, str] = {
-    "done": "has its result",
-    "running": "",
-    "queued": "waits in the queue",
-    "pending": "has never been started",
-    "failed": "ended with an error",
-    "stopped": "was asked to end, saved its work and did so",
-    "cancelled": "was cancelled",
-    "lost": "was submitted or started, and nothing is known of its end",
-    "incomplete": "its job is COMPLETED, but there is no result",
-}
+Standing = Literal["done", "running", "queued", "pending", "stopped", "cancelled", "incomplete", "lost", "failed"]
+"""pending: never started. stopped: was asked to end, saved its work and did. incomplete: its job is COMPLETED, but
+there is no result. lost: was submitted or started, and nothing is known of its end."""
+
+STANDINGS: tuple[Standing, ...] = get_args(Standing)
+"""The worse, the later."""
 
 OPEN: tuple[Standing, ...] = ("queued", "running")
 """Standings that lead on by themselves."""
@@ -71,18 +67,21 @@ def _ask(arrays: Iterable[Array], unfinished: dict[str, Array]) -> dict[str, Job
 
 def _join(folder: RunFolder, label: dict[str, str], array: Array | None, known: dict[str, Job]) -> PointState:
     attempt = attempts.newest(folder.path)
+    elsewhere = attempt is not None and not attempt.job
     element = array.elements().get(folder.point_id, "") if array else ""
     job = known.get(element)
     state: Standing
     if folder.done:
         state, reason = "done", ""
-    elif array is None:
+    elif array is None or (elsewhere and not (job and job.live)):
         state, reason = _here(attempt)
-    elif job is not None:
-        state, reason = _in_slurm(job, attempt if attempt and attempt.job == element else None)
     else:
-        state, reason = _forgotten(array, attempt if attempt and attempt.job == element else None)
-    restarts = attempt.restarts if attempt and attempt.job == element else 0
+        if attempt and attempt.job != element:
+            attempt = None  # of an earlier submission
+        state, reason = _in_slurm(job, attempt) if job else _forgotten(array, attempt)
+        if state in ("failed", "lost") and (attempt is None or attempt.state is None):
+            reason = "; ".join(filter(None, (reason, _last_words(folder, element))))
+    restarts = attempt.restarts if attempt else 0
     return PointState(
         folder.point_id, state, reason, progress(folder.path, _budget(folder)), element, job.state if job else "",
         restarts, label, array,
@@ -111,7 +110,7 @@ def _in_slurm(job: Job, attempt: Attempt | None) -> tuple[Standing, str]:
         return "incomplete", f"COMPLETED without a result{f': {told}' if told else ''}"
     if job.state == "CANCELLED":
         return "cancelled", told
-    return "failed", told if attempt and attempt.state == "failed" else " ".join(filter(None, (job.state, told)))
+    return "failed", told if attempt and attempt.state == "failed" else "; ".join(filter(None, (job.state, told)))
 
 
 def _forgotten(array: Array, attempt: Attempt | None) -> tuple[Standing, str]:
@@ -134,6 +133,23 @@ def _ended(attempt: Attempt) -> tuple[Standing, str]:
     if attempt.state in ("failed", "stopped"):
         return ("failed" if attempt.state == "failed" else "stopped"), attempt.reason
     return "incomplete", attempt.reason or attempt.state
+
+
+def _last_words(folder: RunFolder, element: str) -> str:
+    """What SLURM wrote about a job that could not say anything itself: killed for memory, failed to start, ..."""
+    try:
+        text = slurm_log(folder.path.parents[1], element).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("srun: ")]
+    told = [line.partition("error: ")[2] for line in lines if line.startswith("slurmstepd") and "error: " in line]
+    told = [line for line in told if not line.startswith("***")]  # that it was ended; not why
+    return (told or lines or [""])[-1]
+
+
+def slurm_log(sweep: Path, element: str) -> Path:
+    """What SLURM and submitit have to say of a job; what the point prints is in its folder."""
+    return sweep / FOLDER / f"{element}_0_log.out"
 
 
 def _budget(folder: RunFolder) -> float:

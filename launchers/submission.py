@@ -7,7 +7,8 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ import race_sweeps
 from launchers import cluster, jobs
 from launchers.jobs import Array, Shape
 from launchers.process import thread_settings
+from launchers.states import FOLDER
 from race_sweeps.errors import UserError
-
-FOLDER = ".slurm"
-"""Within the sweep's folder; only its owner may look inside, for unpickling what lies there runs it."""
+from race_sweeps.manifest import exclusive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,23 @@ class Request:
     points: tuple[str, ...]
 
 
+def grouped(wanted: Iterable[tuple[str, Shape, str]]) -> list[Request]:
+    """Requests for (entry point, shape, point), one for all that share the first two."""
+    found: dict[str, Request] = {}
+    for entry, shape, point in wanted:
+        before = found.get(f"{entry} {shape}", Request(entry, shape, ()))
+        found[f"{entry} {shape}"] = dataclasses.replace(before, points=(*before.points, point))
+    return list(found.values())
+
+
+def lock(sweep: Path) -> AbstractContextManager[None]:
+    """One submission into a sweep at a time: what is queued is asked, and what is not is submitted, in one go."""
+    return exclusive(private_folder(sweep) / ".lock")
+
+
 def private_folder(sweep: Path) -> Path:
-    """The folder for scripts, pickles and SLURM's own logs of a sweep. Raises `UserError` if it is not ours alone."""
+    """The folder for scripts, pickles and SLURM's own logs of a sweep; unpickling what lies there runs it, so only
+    its owner may look inside. Raises `UserError` if it cannot be so."""
     folder = sweep / FOLDER
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -44,12 +59,14 @@ def private_folder(sweep: Path) -> Path:
     return folder
 
 
-def submit(sweep: Path, requests: Sequence[Request], snapshot: bool) -> list[Array]:
+def submit(sweep: Path, requests: Sequence[Request]) -> list[Array]:
     """Submit `requests`, cut at the cluster's MaxArraySize; returns the arrays with their job ids.
 
-    The caller holds the sweep's submission lock. snapshot: jobs run a copy of the code as it is now. Raises
-    `UserError` when SLURM refuses, naming what had been accepted before.
+    The caller holds the sweep's submission lock. Raises `UserError` when SLURM refuses, naming what had been accepted
+    before.
     """
+    if not requests:
+        return []
     folder = private_folder(sweep)
     largest = cluster.max_array_size()
     arrays = [
@@ -60,8 +77,8 @@ def submit(sweep: Path, requests: Sequence[Request], snapshot: bool) -> list[Arr
     jobs.write(sweep, *arrays)
     done: list[Array] = []
     try:
-        code = code_path(folder) if snapshot else source_path()
         for array in arrays:
+            code = code_path(folder) if array.shape.snapshot else source_path()
             done.append(dataclasses.replace(array, job=_sbatch(sweep, folder, array, code)))
             jobs.write(sweep, done[-1])
     except (UserError, OSError) as error:
@@ -160,8 +177,7 @@ def code_path(folder: Path) -> list[Path]:
 
 def _explain(text: str, shape: Shape) -> str:
     """sbatch's complaint in one line, with what would work where that can be told."""
-    complaint = " ".join(line.removeprefix("sbatch: error: ") for line in text.strip().splitlines()[-1:])
-    reason = complaint.removeprefix("Batch job submission failed: ")
+    reason = cluster.complaint(text)
     if "partition" in reason.lower():
         return f"SLURM: partition={shape.partition}: {reason}; valid: {', '.join(cluster.partitions())}"
     asked = {name: value for name, value in dataclasses.asdict(shape).items() if value}

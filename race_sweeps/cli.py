@@ -135,9 +135,10 @@ def _run(arguments: Arguments, argv: list[str]) -> int:
 
 def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
     """After a launch into a queue: its jobs, and how to follow them."""
-    jobs = {outcome.id: outcome.job for outcome in outcomes if outcome.state == "submitted"}
-    arrays = sorted({job.partition("_")[0] for job in jobs.values()}, key=int)
-    print(f"{len(jobs)} points in the queue, as jobs {', '.join(arrays)}; nothing here waits for them")
+    queued = [outcome for outcome in outcomes if outcome.state == "submitted"]
+    before = sum(bool(outcome.reason) for outcome in queued)
+    jobs = sorted({outcome.job.partition("_")[0] for outcome in queued}, key=int)
+    print(f"{len(queued) - before} points submitted, {before} in the queue before: jobs {', '.join(jobs)}")
     print(f"now: python -m launchers status {folder}")
 
 
