@@ -92,16 +92,25 @@ def accounts(jobs: Iterable[str]) -> dict[str, Job]:
     if not wanted or shutil.which("sacct") is None:
         return {}
     try:
-        fields = "JobID,State,ExitCode"
-        listing = _run(["sacct", "-X", "-n", "-P", "--array", "-j", ",".join(wanted), "-o", fields])
+        listing = _run(["sacct", "-X", "-n", "-P", "-j", ",".join(wanted), "-o", "JobID,State,ExitCode"])
     except UserError:
         return {}
-    found = {}
+    found: dict[str, Job] = {}
     for line in listing.splitlines():
         identity, state, code = line.split("|", 2)
         # "CANCELLED by 1000" and the like
-        found[identity] = Job(state.split()[0], f"exit code {code}" if code != "0:0" else "")
+        job = Job(state.split()[0], f"exit code {code}" if code != "0:0" else "")
+        found |= dict.fromkeys(expand(identity), job)
     return found
+
+
+def expand(identity: str) -> list[str]:
+    """The elements in `12_[0-2,7%4]`, as sacct writes those that have not begun; any other id is itself."""
+    ranges = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", identity)
+    if ranges is None:
+        return [identity]
+    ends = [part.partition("-") for part in ranges[2].split(",")]
+    return [element(ranges[1], i) for first, _, last in ends for i in range(int(first), int(last or first) + 1)]
 
 
 def running(job: str) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -100,15 +101,22 @@ class Array:
 
 
 def load(folder: Path) -> list[Array]:
-    """Every submission of the sweep in `folder`, oldest first. Asks SLURM only about those that were cut short."""
+    """Every submission of the sweep in `folder`, oldest first.
+
+    Asks SLURM only about those that were cut short; an id found so is kept, for SLURM soon forgets names.
+    """
     path = folder / manifest.NAME
     try:
         arrays = [Array.from_json(row) for row in manifest.read(folder).get(KEY, [])]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: {KEY}: not the jobs this program writes ({error!r}); move the key away") from None
-    unknown = [array.name for array in arrays if array.job is None and array.error is None]
-    ids = cluster.named(unknown)
-    return [dataclasses.replace(a, job=ids.get(a.name)) if a.name in unknown else a for a in arrays]
+    ids = cluster.named(array.name for array in arrays if array.job is None and array.error is None)
+    if not ids:
+        return arrays
+    arrays = [dataclasses.replace(a, job=ids[a.name]) if a.name in ids else a for a in arrays]
+    with suppress(OSError):  # a reader who may not write
+        write(folder, *[array for array in arrays if array.name in ids])
+    return arrays
 
 
 def write(folder: Path, *arrays: Array) -> None:

@@ -78,7 +78,8 @@ def _join(folder: RunFolder, label: dict[str, str], array: Array | None, known: 
     else:
         if attempt and attempt.job != element:
             attempt = None  # of an earlier submission
-        state, reason = _in_slurm(job, attempt) if job else _forgotten(array, attempt)
+        others = any(key.partition("_")[0] == array.job for key in known)
+        state, reason = _in_slurm(job, attempt) if job else _forgotten(array, attempt, others)
         if state in ("failed", "lost") and (attempt is None or attempt.state is None):
             reason = "; ".join(filter(None, (reason, _last_words(folder, element))))
     restarts = attempt.restarts if attempt else 0
@@ -113,12 +114,14 @@ def _in_slurm(job: Job, attempt: Attempt | None) -> tuple[Standing, str]:
     return "failed", told if attempt and attempt.state == "failed" else "; ".join(filter(None, (job.state, told)))
 
 
-def _forgotten(array: Array, attempt: Attempt | None) -> tuple[Standing, str]:
-    """SLURM knows nothing (any more); what the attempt left behind must do."""
+def _forgotten(array: Array, attempt: Attempt | None, others: bool) -> tuple[Standing, str]:
+    """SLURM knows nothing (any more); what the attempt left behind must do. others: it knows the rest of the array."""
     if array.error is not None:
         return "failed", f"not submitted: {array.error}"
     if array.job is None:
         return "lost", "its submission was cut short"
+    if attempt is None and others:  # SLURM drops an element that is cancelled while it is nothing but a number
+        return "cancelled", "before it began"
     if attempt is None:
         return "lost", f"SLURM no longer knows job {array.job}, and it left no trace"
     if attempt.state is not None:

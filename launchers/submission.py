@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import os
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def _sbatch(sweep: Path, folder: Path, array: Array, code: list[Path]) -> str:
         SlurmTask(str(points / point), array.entry, shape.cpus_per_task, shape.max_requeues) for point in array.points
     ]
     try:
-        submitted = executor.submit_array(tasks)
+        with redirect_stderr(io.StringIO()):  # submitit prints what it raises
+            submitted = executor.submit_array(tasks)
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(_explain(str(error), shape)) from None
     return str(submitted[0].job_id).partition("_")[0]
