@@ -221,6 +221,8 @@ def _cancel(sweep: Path, texts: Sequence[str]) -> int:
     here = sum(point.state == "running" and not point.job for point in points)
     if here:
         raise UserError(f"{here} points run without SLURM; press Ctrl-C where the sweep was started")
-    cluster.cancel([point.job for point in live])
+    # Whole arrays where nothing is spared: one request each instead of one per point.
+    jobs = [point.job if texts or point.array is None else point.array.job or "" for point in live]
+    cluster.cancel(list(dict.fromkeys(jobs)))
     print(f"cancelled {len(live)} of {len(points)} points")
     return 0

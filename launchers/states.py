@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -51,25 +51,42 @@ def look(sweep: Path, only: Sequence[str] | None = None) -> list[PointState]:
     labels = {row["id"]: _label(row) for row in manifest.read(sweep).get("points", [])}
     ids = list(labels) if only is None else list(only)
     folders = {identity: RunFolder(sweep / "points" / identity) for identity in ids}
-    newest = {point: array for array in jobs.load(sweep) for point in array.points if point in folders}
-    unfinished = {point: array for point, array in newest.items() if not folders[point].done}
-    known = _ask(unfinished.values(), unfinished)
-    return [_join(folders[identity], labels.get(identity, {}), newest.get(identity), known) for identity in ids]
+    submissions: dict[str, _Submission] = {}
+    for array in jobs.load(sweep):
+        elements = array.elements()
+        submissions |= {p: _Submission(array, elements.get(p, "")) for p in array.points if p in folders}
+    slurm = _ask([submission for point, submission in submissions.items() if not folders[point].done])
+    return [_join(folders[point], labels.get(point, {}), submissions.get(point), slurm) for point in ids]
 
 
-def _ask(arrays: Iterable[Array], unfinished: dict[str, Array]) -> dict[str, Job]:
-    """What SLURM knows of the jobs of unfinished points."""
-    found = cluster.queue(array.job for array in arrays if array.job)
-    elements = (array.elements().get(point) for point, array in unfinished.items())
-    gone = {element.partition("_")[0] for element in elements if element and element not in found}
-    return cluster.accounts(gone) | found
+@dataclass(frozen=True)
+class _Submission:
+    """A point's newest array, and its element there (empty if SLURM never took it)."""
+
+    array: Array
+    element: str
 
 
-def _join(folder: RunFolder, label: dict[str, str], array: Array | None, known: dict[str, Job]) -> PointState:
+@dataclass(frozen=True)
+class _Slurm:
+    """What SLURM knows: elements, and the arrays it knows any element of."""
+
+    jobs: dict[str, Job]
+    arrays: frozenset[str]
+
+
+def _ask(submissions: Sequence[_Submission]) -> _Slurm:
+    found = cluster.queue(submission.array.job for submission in submissions if submission.array.job)
+    gone = {s.array.job for s in submissions if s.array.job and s.element not in found}
+    found = cluster.accounts(gone) | found
+    return _Slurm(found, frozenset(element.partition("_")[0] for element in found))
+
+
+def _join(folder: RunFolder, label: dict[str, str], submission: _Submission | None, slurm: _Slurm) -> PointState:
     attempt = attempts.newest(folder.path)
     elsewhere = attempt is not None and not attempt.job
-    element = array.elements().get(folder.point_id, "") if array else ""
-    job = known.get(element)
+    array, element = (submission.array, submission.element) if submission else (None, "")
+    job = slurm.jobs.get(element)
     state: Standing
     if folder.done:
         state, reason = "done", ""
@@ -78,8 +95,7 @@ def _join(folder: RunFolder, label: dict[str, str], array: Array | None, known: 
     else:
         if attempt and attempt.job != element:
             attempt = None  # of an earlier submission
-        others = any(key.partition("_")[0] == array.job for key in known)
-        state, reason = _in_slurm(job, attempt) if job else _forgotten(array, attempt, others)
+        state, reason = _in_slurm(job, attempt) if job else _forgotten(array, attempt, array.job in slurm.arrays)
         if state in ("failed", "lost") and (attempt is None or attempt.state is None):
             reason = "; ".join(filter(None, (reason, _last_words(folder, element))))
     restarts = attempt.restarts if attempt else 0
