@@ -72,7 +72,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Array:
-    """One submission: the points in the order of their array index."""
+    """One submission: the points in the order of their array index. `code`: the snapshot they run, beside the pickles."""
 
     name: str
     entry: str
@@ -81,6 +81,7 @@ class Array:
     job: str | None = None
     error: str | None = None
     time: str = ""
+    code: str | None = None
 
     @staticmethod
     def new(stem: str, entry: str, shape: Shape, points: Sequence[str]) -> Array:

@@ -23,6 +23,8 @@ from launchers.worker import Assignment
 from race_sweeps.errors import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+PREDECESSOR_SECONDS = 120
+"""On a lost node the job's earlier process may live, and hold the folder, until SLURM reaches it."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,13 @@ class SlurmTask:
 
     def _attempt(self, job: str, restarts: int) -> tuple[State, str, bool]:
         """State, reason, and whether to put the job back."""
+        assignment = Assignment(self.folder, self.entry, dict(os.environ), None, self.threads)
+        patience = time.monotonic() + (PREDECESSOR_SECONDS if restarts else 0)
         with _Supervision() as supervision:
-            state, reason = supervision.run(Assignment(self.folder, self.entry, dict(os.environ), None, self.threads))
+            state, reason = supervision.run(assignment)
+            while state == "busy" and not supervision.asked and time.monotonic() < patience:
+                time.sleep(5)
+                state, reason = supervision.run(assignment)
         if state != "stopped":
             return state, reason, False
         for signum in SIGNALS:  # what is asked of SLURM from here on must outlive what SLURM sends to all of the job
@@ -88,7 +95,7 @@ def _element() -> str:
 
 @dataclass
 class _Supervision:
-    """One worker process, told to stop by either signal. Signals before it starts count as well."""
+    """One worker process at a time, told to stop by either signal."""
 
     timed_out: bool = False
     asked: bool = False
@@ -108,11 +115,14 @@ class _Supervision:
     def run(self, assignment: Assignment) -> tuple[State, str]:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the new process is not to act as this one does
         try:
-            self._worker = Worker.start(_Context(), assignment)
+            worker = self._worker = Worker.start(_Context(), assignment)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        connection.wait([self._worker.process.sentinel])
-        return self._worker.collect(asked=int(self.asked))
+        if self.asked:  # before it was there to be told
+            worker.process.terminate()
+        connection.wait([worker.process.sentinel])
+        self._worker = None
+        return worker.collect(asked=int(self.asked))
 
     def _receive(self, signum: int, _frame: FrameType | None) -> None:
         self.asked = True

@@ -118,8 +118,8 @@ def _here(attempt: Attempt | None) -> tuple[Standing, str]:
 
 def _in_slurm(job: Job, attempt: Attempt | None) -> tuple[Standing, str]:
     if job.live == "queued":
-        before = f"attempt {attempt.restarts + 2}; {attempt.reason}" if attempt else ""
-        return "queued", "; ".join(filter(None, (job.reason, before)))
+        before = (f"for attempt {attempt.restarts + 2}", attempt.reason) if attempt else ()
+        return "queued", "; ".join(filter(None, (job.reason, *before)))
     if job.live == "running":
         return "running", ""
     told = attempt.reason if attempt else ""
@@ -160,10 +160,12 @@ def _last_words(folder: RunFolder, element: str) -> str:
         text = slurm_log(folder.path.parents[1], element).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("srun: ")]
-    told = [line.partition("error: ")[2] for line in lines if line.startswith("slurmstepd") and "error: " in line]
-    told = [line for line in told if not line.startswith("***")]  # that it was ended; not why
-    return (told or lines or [""])[-1]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("submitit INFO")]
+    lines = [line for line in lines if "error: ***" not in line]  # that it was ended, not why
+    own = [line for line in lines if not line.startswith("srun: ")]
+    errors = [line for line in lines if "error: " in line]
+    last = (own or errors or lines or [""])[-1]
+    return last.partition("error: ")[2] or last
 
 
 def slurm_log(sweep: Path, element: str) -> Path:

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, redirect_stderr
+from contextlib import AbstractContextManager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,20 @@ def submit(sweep: Path, requests: Sequence[Request]) -> list[Array]:
         for request in requests
         for start in range(0, len(request.points), largest)
     ]
-    jobs.write(sweep, *arrays)
     done: list[Array] = []
     try:
+        jobs.write(sweep, *arrays)
         for array in arrays:
             code = code_path(folder) if array.shape.snapshot else source_path()
-            done.append(dataclasses.replace(array, job=_sbatch(sweep, folder, array, code)))
+            job = _sbatch(sweep, folder, array, code)
+            done.append(dataclasses.replace(array, job=job, code=code[0].name if array.shape.snapshot else None))
             jobs.write(sweep, done[-1])
     except (UserError, OSError) as error:
-        text = str(error) if isinstance(error, UserError) else f"{folder}: {error.strerror or error}"
-        jobs.write(sweep, *[dataclasses.replace(array, error=text) for array in arrays[len(done) :]])
+        text = str(error) if isinstance(error, UserError) else f"{error.filename or folder}: {error.strerror}"
+        with suppress(UserError):  # SLURM may have taken a job whose files could not be completed
+            cluster.cancel(list(cluster.named(array.name for array in arrays[len(done) :]).values()))
+        with suppress(OSError):  # the disk may be full; then the names written first are the trace
+            jobs.write(sweep, *[dataclasses.replace(array, error=text) for array in arrays[len(done) :]])
         accepted = f"; submitted before that: {', '.join(f'job {array.job}' for array in done)}" if done else ""
         raise UserError(f"{text}{accepted}") from None
     return done

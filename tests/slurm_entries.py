@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from launchers import Stopped
-from race_sweeps.folder import RunFolder, append_rows, write_json
+from launchers import Busy, Stopped
+from race_sweeps.folder import RunFolder, append_rows, single_writer, write_json
 
 STEP_SECONDS = 0.2
 
@@ -17,6 +17,14 @@ STEP_SECONDS = 0.2
 def run(path: str) -> None:
     """Do what `behaviour` says, e.g. `steps 10`; leave `result.json` in the end."""
     folder = RunFolder(Path(path))
+    with single_writer(folder) as mine:
+        if not mine:
+            raise Busy
+        if not folder.done:
+            _behave(folder)
+
+
+def _behave(folder: RunFolder) -> None:
     name, *arguments = (folder.path / "behaviour").read_text().split()
     row = {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "begin": time.time()}
     append_rows(folder.path / "runs.jsonl", [row])
@@ -48,7 +56,8 @@ def _steps(folder: Path, total: int) -> int:
         time.sleep(STEP_SECONDS)
         step += 1
         append_rows(folder / "ledger.jsonl", [{"step": step}])
-        if asked:
+        if asked or step % 10 == 0:
             write_json(checkpoint, step)
+        if asked:
             raise Stopped(f"checkpointed at step {step}")
     return step

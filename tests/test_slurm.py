@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -70,6 +71,10 @@ def runs_of(sweep: Path, name: str) -> list[dict[str, Any]]:
     return list(read_rows(sweep / "points" / name / "runs.jsonl"))
 
 
+def steps_of(sweep: Path, name: str) -> list[int]:
+    return [row["step"] for row in read_rows(sweep / "points" / name / "ledger.jsonl")]
+
+
 def result_of(sweep: Path, name: str) -> dict[str, Any]:
     content = json.loads((sweep / "points" / name / "result.json").read_text())
     assert isinstance(content, dict)
@@ -80,8 +85,8 @@ def result_of(sweep: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A SLURM of its own, for this module; ended with it."""
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """A SLURM of its own, for this module; ended with it. Gives the environment that scripts/mini-slurm needs."""
     if os.getuid() != 0:
         pytest.skip("scripts/mini-slurm needs root; run the tests in a container")
     folder = tmp_path_factory.mktemp("slurm")
@@ -93,7 +98,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             pytest.skip(f"no SLURM could be started: {started.stderr.strip().splitlines()[-1]}")
         patch.setenv("SLURM_CONF", str(folder / "etc" / "slurm.conf"))
         patch.setenv("PYTHONPATH", str(ROOT))
-        yield
+        yield environ
     finally:
         patch.undo()
         subprocess.run([SCRIPT, "stop"], env=environ, capture_output=True, check=True)
@@ -101,7 +106,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_each_ends_in_its_own_way_and_resume_finishes_the_sweep(
-    slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    slurm: Mapping[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = tmp_path / "mixed"
     tasks = make_tasks(
@@ -150,8 +155,7 @@ def test_each_ends_in_its_own_way_and_resume_finishes_the_sweep(
     assert len(runs_of(sweep, "cancelled")) == 1
     assert found["timed"].restarts >= 1
     assert (result_of(sweep, "timed")["steps"], len(runs_of(sweep, "timed"))) == (250, found["timed"].restarts + 1)
-    ledger = [row["step"] for row in read_rows(sweep / "points" / "timed" / "ledger.jsonl")]
-    assert ledger == list(range(1, 251)), "each attempt goes on where the one before has checkpointed"
+    assert steps_of(sweep, "timed") == list(range(1, 251)), "each attempt goes on where the one before has checkpointed"
     assert all(len(runs_of(sweep, f"quick{i}")) == 1 for i in range(4))
     at_once = [result_of(sweep, f"quick{i}") for i in range(4)]
     for a in at_once:
@@ -185,7 +189,7 @@ def test_each_ends_in_its_own_way_and_resume_finishes_the_sweep(
 
 
 @pytest.mark.slow
-def test_a_real_sweep_lives_without_its_terminal(slurm: None, tmp_path: Path) -> None:
+def test_a_real_sweep_lives_without_its_terminal(slurm: Mapping[str, str], tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "race_sweeps", "-m", "stage=A", "model=tiny-s", "update_fraction=rho55,rho70", "seed=0",
         "budget.flops=1e10", "eval.problems=64", "sweep=real", "hydra/launcher=slurm", "hydra.launcher.gpus_per_node=1",
@@ -208,7 +212,7 @@ def test_a_real_sweep_lives_without_its_terminal(slurm: None, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_preempted_by_a_partition_that_comes_first(slurm: None, tmp_path: Path) -> None:
+def test_preempted_by_a_partition_that_comes_first(slurm: Mapping[str, str], tmp_path: Path) -> None:
     sweep = tmp_path / "preempted"
     tasks = make_tasks(sweep, {"victim": "steps 40"}, gpus=2)
     launch(tasks, max_requeues=1)
@@ -218,12 +222,13 @@ def test_preempted_by_a_partition_that_comes_first(slurm: None, tmp_path: Path) 
     assert (found.state, found.restarts) == ("done", 1)
     ends = [row for row in attempts.rows(sweep / "points" / "victim") if row["event"] == "end"]
     assert ends[0]["reason"].startswith("preempted; back in the queue (1 of 1); checkpointed at step ")
-    ledger = [row["step"] for row in read_rows(sweep / "points" / "victim" / "ledger.jsonl")]
-    assert ledger == list(range(1, 41))
+    assert steps_of(sweep, "victim") == list(range(1, 41))
 
 
 @pytest.mark.slow
-def test_two_launches_at_once_run_no_point_twice(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_launches_at_once_run_no_point_twice(
+    slurm: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster, "max_array_size", lambda: 3)
     sweep = tmp_path / "twice"
     tasks = make_tasks(sweep, {f"p{i}": "sleep 1" for i in range(10)})
@@ -241,7 +246,46 @@ def test_two_launches_at_once_run_no_point_twice(slurm: None, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_what_slurm_refuses_leaves_a_trace(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_daemon_and_job_killed_hard(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    sweep = tmp_path / "killed"
+    launch(make_tasks(sweep, {"untouched": "steps 40", "killed": "steps 40"}))
+    wait_for(lambda: all((sweep / "points" / name / "checkpoint").exists() for name in ("untouched", "killed")))
+    os.kill(int((Path(slurm["MINI_SLURM_DIR"]) / "run" / "slurmd.pid").read_text()), signal.SIGKILL)
+    os.kill(attempts.rows(sweep / "points" / "killed")[0]["pid"], signal.SIGKILL)
+    subprocess.run([SCRIPT, "start"], env=slurm, capture_output=True, check=True)
+    found = settled(sweep)
+    assert (found["untouched"].state, len(runs_of(sweep, "untouched"))) == ("done", 1)
+    assert found["killed"].state == "failed"
+    assert "Killed" in found["killed"].reason
+    assert main(["resume", str(sweep)]) == 0
+    assert {p.state for p in settled(sweep).values()} == {"done"}
+    steps = steps_of(sweep, "killed")
+    assert sorted(set(steps)) == list(range(1, 41))
+    assert steps.count(1) == 1, "it went on from the newest checkpoint, not from nothing"
+    assert len(steps) - 40 <= 10, "and repeated what came after that only"
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_no_job(slurm: Mapping[str, str], tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        tasks = make_tasks(disk / "sweep", {"a": "sleep 0", "b": "sleep 0"})
+        with pytest.raises(UserError, match=r"/\.slurm.*: No space left on device$"):
+            launch(tasks)
+        (array,) = jobs.load(disk / "sweep")
+        assert (array.job, cluster.named([array.name])) == (None, {})
+        assert {p.state for p in states.look(disk / "sweep")} <= {"failed", "lost"}
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.slow
+def test_what_slurm_refuses_leaves_a_trace(
+    slurm: Mapping[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = tmp_path / "refused"
     tasks = make_tasks(sweep, {"a": "sleep 0", "b": "sleep 0"})
     with pytest.raises(UserError, match=r"partition=nowhere: .*; valid: main, urgent$"):
@@ -260,7 +304,7 @@ def test_what_slurm_refuses_leaves_a_trace(slurm: None, tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
-def test_a_submission_cut_short_is_found_by_its_name(slurm: None, tmp_path: Path) -> None:
+def test_a_submission_cut_short_is_found_by_its_name(slurm: Mapping[str, str], tmp_path: Path) -> None:
     sweep = tmp_path / "cut"
     make_tasks(sweep, {"a": "sleep 0", "b": "sleep 0"})
     array = Array.new("cut", ENTRY, Shape(), ["a", "b"])
@@ -278,7 +322,9 @@ def test_a_submission_cut_short_is_found_by_its_name(slurm: None, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_without_accounting_the_folders_tell(slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_accounting_the_folders_tell(
+    slurm: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = tmp_path / "forgotten"
     launch(make_tasks(sweep, {"good": "sleep 0", "bad": "fail", "silent": "vanish", "held": "sleep 0"}))
     settled(sweep)
