@@ -72,7 +72,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Array:
-    """One submission: the points in the order of their array index. `code`: the snapshot they run, beside the pickles."""
+    """One submission: the points in the order of their array index. `code`: the snapshot they run, in `.slurm`."""
 
     name: str
     entry: str
