@@ -98,6 +98,6 @@ def _hint(points: Sequence[PointState], sweep: Path) -> str:
         return f"now: python -m analysis report {sweep}"
     if standings <= {"done", "queued", "running"}:
         return ""
-    if any(point.job for point in points):
+    if any(point.array for point in points):
         return f"to continue what has ended: python -m launchers resume {sweep}"
     return "to continue: run the sweep's command again"
