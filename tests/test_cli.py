@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from race_sweeps.cli import main, progress
+from race_sweeps.cli import main
+from race_sweeps.progress import progress
 
 PLAN = ["plan", "-m", "stage=A", "model=1.5b,3b,7b"]
 
