@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from race_sweeps.flops import PolicyFlops
 from race_sweeps.ledger import Row, Totals
 
-LANDING = 0.02  # share of a rung by which the last generation before it may train more or less, to land on it
+LANDING = 0.01  # how far rho may move for the last generation before a rung to end on it
 MIN_KEPT = 2  # completions trained on per group, at least: one alone carries no comparison
 
 
@@ -145,9 +145,10 @@ class Allocator:
 
     def _landing(self, total: float) -> float:
         """What to add to learning so that a generation that would end at `total`, as near a rung as groups allow, ends
-        on it. At most `LANDING` of the rung: rho moves by less than LANDING (1 - rho), and the next generations
-        take it back."""
-        gap, most = self.aim - total, LANDING * self.aim
+        on it. rho moves by `LANDING` at most, and the next generations take it back. The larger rho, the coarser its
+        groups are in C, and the more C this moves."""
+        assert self.rho is not None
+        gap, most = self.aim - total, LANDING * self.aim / (1 - self.rho)
         if gap > max(self.tolerance * self.aim, self.group_cost / 2):
             return 0.0  # more generations follow
         return max(-most, min(gap, most))

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import pairwise
@@ -182,19 +182,16 @@ class RunConfig:
 
 
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
-VOLATILE = ("sweep", "runs_dir", "plan", "train.checkpoint_seconds")
+VOLATILE: dict[type, tuple[str, ...]] = {RunConfig: ("sweep", "runs_dir", "plan"), TrainConfig: ("checkpoint_seconds",)}
 
 
 def point_id(config: RunConfig) -> str:
     """Ten hex digits of the hash of the resolved configuration, without its volatile keys."""
-    tree = asdict(config)
-    for key in VOLATILE:
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node[parent]
-        del node[leaf]
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
+
+    def lasting(node: Any) -> dict[str, Any]:
+        return {k: v for k, v in vars(node).items() if k not in VOLATILE.get(type(node), ())}
+
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=lasting).encode()).hexdigest()[:10]
 
 
 def keys(schema: Any = RunConfig, prefix: str = "") -> Iterator[str]:
@@ -332,8 +329,13 @@ def check(config: RunConfig) -> None:
         if not ok:
             raise UserError(f"{key}={get(config, key)}: {what}")
 
+    def among(key: str, valid: Iterable[str]) -> None:
+        value = get(config, key)
+        if value not in valid:
+            raise UserError(f"{key}={value}: {choices(str(value), valid)}")
+
     for key, valid in _CHOICES.items():
-        require(get(config, key) in valid, key, choices(str(get(config, key)), valid))
+        among(key, valid)
     for key in _POSITIVE:
         require(math.isfinite(get(config, key)) and get(config, key) > 0, key, "must be a positive number")
     for key in _NOT_NEGATIVE:
@@ -363,8 +365,8 @@ def check(config: RunConfig) -> None:
         "use train.old_logprobs=trainer, or top_p=1 and top_k=0",
     )
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
-    device = config.plan.device
-    require(device is None or device in DEVICES, "plan.device", choices(str(device), DEVICES))
+    if config.plan.device is not None:
+        among("plan.device", DEVICES)
     require(0 < config.data.heldout_share < 1, "data.heldout_share", "must lie between 0 and 1")
     require("{question}" in config.data.prompt, "data.prompt", "must contain {question}")
     require(
