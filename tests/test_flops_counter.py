@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    DynamicCache,
+    GenerationConfig,
+)
 from trl.trainer import utils as trl_utils
 
-from race_sweeps.flops import ModelShape, PolicyFlops
+from race_sweeps.flops import ModelShape, PolicyFlops, RewardFlops
 from tests.flops_cases import TINY, config_of, published
 from tests.flops_counting import counted
 
@@ -132,6 +138,22 @@ def test_lora_on_some_modules(name: str, targets: tuple[str, ...], checkpointing
     config = config_of(name)
     found = train(adapted(config, targets), checkpointing)
     assert found == policy(config, targets).train_executed(ROWS, PROMPT, COMPLETION, checkpointing=checkpointing)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "mixtral"])
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_reward_model(name: str, labels: int) -> None:
+    config, (ids, _) = config_of(name), batch()
+    made = AutoConfig.for_model(**config, num_labels=labels)
+    model = AutoModelForSequenceClassification.from_config(made, attn_implementation="eager").eval()
+    model.config._experts_implementation = "eager"
+    with torch.no_grad():
+        found = counted(lambda: model(ids, attention_mask=torch.ones_like(ids)))
+    saved = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    reward = RewardFlops(ModelShape.from_config(saved, "reward"))
+    assert reward.shape.parameters == model.num_parameters()
+    assert found == reward.score_executed(ROWS, LENGTH)
+    assert reward.scores([LENGTH] * ROWS).executed == found
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2-tied", "gemma2"])
