@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,17 @@ TINY: dict[str, dict[str, Any]] = {
 def config_of(name: str) -> dict[str, Any]:
     """The `config.json` fields of a tiny model."""
     return {**SIZES, **TINY[name]}
+
+
+def eager_tiny(parent: Path) -> Path:
+    """A copy, in `parent`, of the tiny policy whose config asks for eager attention, which torch can count."""
+    from race_sweeps.models import ladder
+
+    folder = parent / "tiny-s-eager"
+    shutil.copytree(ladder.build("tiny-s"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
+    return folder
 
 
 def published(name: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +9,28 @@ import pytest
 
 from race_sweeps import ledger
 from race_sweeps.errors import UserError
+from tests.flops_cases import eager_tiny
 from tests.flops_counting import counted
 
 pytestmark = pytest.mark.slow
 STEPS = 3
 
 
-@pytest.fixture
-def eager(tmp_path: Path) -> Path:
-    """A copy of the tiny policy whose config asks for eager attention, which torch can count."""
-    from race_sweeps.models import ladder
-
-    folder = tmp_path / "tiny-s-eager"
-    shutil.copytree(ladder.build("tiny-s"), folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
-    return folder
-
-
-def make_trainer(
-    kind: str, folder: Path, output: Path, *, adapter: bool = True, reward: Any = None, **settings: Any
-) -> Any:
+def make_trainer(kind: str, parent: Path, *, adapter: bool = True, reward: Any = None, **settings: Any) -> Any:
     import trl
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer
 
     arguments = {
-        "output_dir": str(output), "max_steps": STEPS, "per_device_train_batch_size": 4, "num_generations": 4,
+        "output_dir": str(parent / "run"), "max_steps": STEPS, "per_device_train_batch_size": 4, "num_generations": 4,
         "gradient_accumulation_steps": 2, "max_completion_length": 12, "report_to": [], "logging_steps": 1,
         "use_cpu": True, "bf16": False, "dataloader_pin_memory": False, "disable_tqdm": True, "save_strategy": "no",
         "gradient_checkpointing": False, **settings,
     }  # fmt: skip
+    folder = parent / "tiny-s-eager"
+    if not folder.exists():
+        eager_tiny(parent)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     questions = ["7+3*8=", "1+2=", "5*5-1+2=", "9-4="] * 4
     return getattr(trl, f"{kind}Trainer")(
@@ -69,10 +57,10 @@ def make_trainer(
         ("RLOO", {"num_iterations": 2, "beta": 0.05, "gradient_checkpointing": True}),
     ],
 )
-def test_the_ledger_is_what_ran(eager: Path, tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+def test_the_ledger_is_what_ran(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     from race_sweeps.flops.callback import FlopsCallback
 
-    trainer = make_trainer(kind, eager, tmp_path / "run", **settings)
+    trainer = make_trainer(kind, tmp_path, **settings)
     trainer.add_callback(FlopsCallback(trainer))
     found = counted(trainer.train)
 
@@ -86,11 +74,11 @@ def test_the_ledger_is_what_ran(eager: Path, tmp_path: Path, kind: str, settings
     assert (totals.model("eval") > 0) == ("eval_steps" in settings)
 
 
-def test_the_formulas_are_those_of_our_accounting(eager: Path, tmp_path: Path) -> None:
+def test_the_formulas_are_those_of_our_accounting(tmp_path: Path) -> None:
     from race_sweeps.flops.callback import FlopsCallback
 
     lengths: list[tuple[list[int], list[int]]] = []
-    trainer = make_trainer("GRPO", eager, tmp_path / "run", beta=0.05)
+    trainer = make_trainer("GRPO", tmp_path, beta=0.05)
     generate = trainer._generate
 
     def remember(prompts: list[Any]) -> Any:
@@ -119,14 +107,14 @@ def test_the_formulas_are_those_of_our_accounting(eager: Path, tmp_path: Path) -
         assert rows["learning"].tokens.trained == tokens
 
 
-def test_a_reward_model_is_charged(eager: Path, tmp_path: Path) -> None:
+def test_a_reward_model_is_charged(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     from race_sweeps.flops.callback import FlopsCallback
 
-    config = AutoConfig.from_pretrained(eager, num_labels=1)
+    config = AutoConfig.from_pretrained(eager_tiny(tmp_path), num_labels=1)
     reward = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
-    trainer = make_trainer("GRPO", eager, tmp_path / "run", reward=reward)
+    trainer = make_trainer("GRPO", tmp_path, reward=reward)
     trainer.add_callback(FlopsCallback(trainer))
     found = counted(trainer.train)
     totals = ledger.read(tmp_path / "run" / "ledger.jsonl").totals
@@ -135,18 +123,18 @@ def test_a_reward_model_is_charged(eager: Path, tmp_path: Path) -> None:
     assert found == sum(flops.executed for flops in totals.flops.values())
 
 
-def test_a_resumed_run_continues_its_ledger(eager: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_ledger(tmp_path: Path) -> None:
     from race_sweeps.flops.callback import FlopsCallback
 
     run, path = tmp_path / "run", tmp_path / "run" / "ledger.jsonl"
     saving = {"save_strategy": "steps", "save_steps": 2}
-    trainer = make_trainer("GRPO", eager, run, **saving)  # saves step 2, ends after 3
+    trainer = make_trainer("GRPO", tmp_path, **saving)  # saves step 2, ends after 3
     trainer.add_callback(FlopsCallback(trainer))
     trainer.train()
     whole = ledger.read(path)
     lost = sum(row.flops.model for row in whole.rows if row.step == 3)
 
-    again = make_trainer("GRPO", eager, run, **{**saving, "max_steps": 4})
+    again = make_trainer("GRPO", tmp_path, **{**saving, "max_steps": 4})
     again.add_callback(FlopsCallback(again))
     again.train(resume_from_checkpoint=str(run / "checkpoint-2"))
     book = ledger.read(path)
@@ -157,10 +145,10 @@ def test_a_resumed_run_continues_its_ledger(eager: Path, tmp_path: Path) -> None
     assert logged[-1]["flops/total"] == book.totals.total
 
 
-def test_what_cannot_be_counted_is_refused(eager: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     from race_sweeps.flops.callback import FlopsCallback
 
-    trainer = make_trainer("GRPO", eager, tmp_path / "run", adapter=False)
+    trainer = make_trainer("GRPO", tmp_path, adapter=False)
     next(trainer.model.parameters()).requires_grad = False
     with pytest.raises(UserError, match="trainable parameters"):
         FlopsCallback(trainer)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.flops_cases import eager_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -18,24 +19,12 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def eager(tmp_path: Path) -> Path:
-    """A copy of the tiny policy whose config asks for eager attention, which torch can count."""
-    from race_sweeps.models import ladder
-
-    folder = tmp_path / "tiny-s-eager"
-    shutil.copytree(ladder.build("tiny-s"), folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("rho", "checkpointing", "triton"),
     [(0.68, False, False), (0.88, False, False), (0.88, True, False), (0.68, False, True)],
 )
 def test_the_ledger_of_a_run_is_what_ran(
-    eager: Path, tmp_path: Path, rho: float, checkpointing: bool, triton: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rho: float, checkpointing: bool, triton: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trl.trainer import utils as trl_utils
 
@@ -46,7 +35,8 @@ def test_the_ledger_of_a_run_is_what_ran(
     from race_sweeps.train.run import run_point
     from tests.flops_counting import counted
 
-    monkeypatch.setattr(models, "prepare", lambda _: str(eager))
+    policy = str(eager_tiny(tmp_path))
+    monkeypatch.setattr(models, "prepare", lambda _: policy)
     monkeypatch.setattr(trl_utils, "_use_triton", lambda _: triton)  # which positions the head scores
     choices = [f"update_fraction.rho={rho}", f"train.gradient_checkpointing={checkpointing}", f"runs_dir={tmp_path}"]
     points = make_points(compose_points([*OVERRIDES, *choices], multirun=False).points)

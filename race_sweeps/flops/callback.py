@@ -92,8 +92,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
         sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
         if trained != self.policy.trainable and not sharded:
             raise UserError(
-                f"FlopsCallback: {trained} trainable parameters, not {self.policy.trainable}: plain LoRA on linear modules "
-                "or full fine-tuning can be counted, not partly frozen models or other adapters"
+                f"FlopsCallback: {trained} trainable parameters, not {self.policy.trainable}: plain LoRA on linear "
+                "modules or full fine-tuning can be counted, not partly frozen models or other adapters"
             )
         self.lora_layer = next((m for m in trainer.model.modules() if hasattr(m, "lora_A")), None)
         models = [trainer.accelerator.unwrap_model(f) for f in trainer.reward_funcs if isinstance(f, Module)]
