@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class ModelShape:
                 f"{where}: model_type={name!r} is not an architecture whose compute can be counted; "
                 f"{choices(str(name), FAMILIES)}"
             )
-        return _Reader(config, where, FAMILIES[name]).shape()
+        return _read(json.dumps(dict(config), sort_keys=True, default=str), where)
 
     @staticmethod
     def from_path(path: Path) -> ModelShape:
@@ -273,6 +273,13 @@ REWARD_HEADS: dict[str, Callable[[int, int], tuple[tuple[int, int, bool], ...]]]
     "ForSequenceClassification": lambda h, labels: ((h, labels, False),),
     "ForProcessRewardModel": lambda h, labels: ((h, h, True), (h, labels, True)),
 }
+
+
+@lru_cache(maxsize=64)
+def _read(config: str, where: str) -> ModelShape:
+    """Cached: a grid asks for the same few models at every one of its points."""
+    fields: dict[str, Any] = json.loads(config)
+    return _Reader(fields, where, FAMILIES[fields["model_type"]]).shape()
 
 
 class _Reader:
