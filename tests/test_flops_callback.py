@@ -92,6 +92,8 @@ def test_the_formulas_are_those_of_our_accounting(tmp_path: Path) -> None:
     trainer.train()
     book, policy = ledger.read(tmp_path / "run" / "ledger.jsonl"), callback.policy
     assert len(lengths) == STEPS
+    assert trainer._generate is remember  # everything is put back
+    assert "_get_per_token_logps_and_entropies" not in vars(trainer)
     for step, (prompts, completions) in enumerate(lengths, 1):
         pairs = list(zip(prompts, completions, strict=True))
         rows = {row.phase: row for row in book.rows if row.step == step}

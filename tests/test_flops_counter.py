@@ -166,6 +166,7 @@ def test_a_triton_device_scores_the_completions_only(name: str, monkeypatch: pyt
     assert train(model) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Qwen2.5-1.5B-Instruct", "Qwen2.5-3B", "Qwen2.5-7B-Instruct", "Qwen3-8B"])
 class TestPublishedSizes:
     """Real shapes, on the meta device: nothing is computed, everything is counted."""

@@ -89,6 +89,7 @@ def row(step: int, phase: str, flops: int) -> Row:
 rows_of = st.lists(st.tuples(st.integers(0, 6), st.sampled_from(PHASES), st.integers(0, 10**20)), max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(rows_of, st.floats(0, 1), st.integers(0, 6)), min_size=1, max_size=4))
 def test_the_ledger_survives_every_cut_and_replay(

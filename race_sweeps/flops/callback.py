@@ -15,6 +15,7 @@ report it), images and tools (refused).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -147,7 +148,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
 
     def _watch(self, name: str, then: Callable[..., None]) -> None:
         """Call `then(result, *arguments, seconds=...)` after each call of the trainer's method."""
-        original = getattr(self.trainer, name)
+        original, own = getattr(self.trainer, name), vars(self.trainer).get(name)
 
         @wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +158,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
             return result
 
         setattr(self.trainer, name, watched)
-        self._undo.append(lambda: delattr(self.trainer, name))
+        self._undo.append(lambda: setattr(self.trainer, name, own) if own else delattr(self.trainer, name))
 
     def _training(self) -> bool:
         return bool(self.trainer.model.training)
@@ -170,7 +171,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
             for p, t in zip(prompts, completions, strict=True)
         )
         executed = model  # an engine with paged attention runs no padding
-        if not self.trainer.use_vllm and not self.trainer.use_transformers_continuous_batching:
+        engines = ("use_vllm", "use_transformers_continuous_batching", "rollout_func")
+        if not any(getattr(self.trainer, engine, None) for engine in engines):
             multiple = self.trainer.pad_to_multiple_of or 1
             padded = -(-max(prompts) // multiple) * multiple
             executed = self.policy.search_executed([padded] * len(prompts), completions)
@@ -191,18 +193,18 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
         scored = sum(completions) if compact_head(input_ids.device) else None
         adapter = not getattr(self.lora_layer, "disable_adapters", False)
         sizes = (rows, width - logits_to_keep, logits_to_keep)
-        work = _Work(rows=0)
+        work = _Work()
         if result[0].requires_grad:
             checkpointing = self.trainer.args.gradient_checkpointing
             executed = self.policy.train_executed(*sizes, checkpointing=checkpointing, scored=scored)
             work.rows, work.tokens["trained"] = rows, sum(lengths)
         else:
             executed = self.policy.score_executed(*sizes, adapter=adapter, scored=scored)
-        for length, completion in zip(lengths, completions, strict=True):
-            work.flops = work.flops.plus(Flops(self.policy.forward(0, length, completion, adapter=adapter)))
-            if work.rows:
-                work.flops = work.flops.plus(Flops(self.policy.backward(length, completion)))
-        work.flops = work.flops.plus(Flops(executed=executed))
+        needed = 0
+        for (length, completion), count in Counter(zip(lengths, completions, strict=True)).items():
+            needed += count * self.policy.forward(0, length, completion, adapter=adapter)
+            needed += count * self.policy.backward(length, completion) if work.rows else 0
+        work.flops = Flops(model=needed, executed=executed)
         self._add("learning" if self._training() else "eval", work)
 
     def _rewarded(self, model: Any, _: Any, inputs: dict[str, Any], output: Any) -> None:
