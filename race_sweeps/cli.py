@@ -25,6 +25,7 @@ race_sweeps: where should a fixed RL post-training budget go?
   python -m race_sweeps [OVERRIDES]           run one grid point
   python -m race_sweeps -m [OVERRIDES]        run a sweep: the stage's grid, or comma-separated values
   python -m race_sweeps plan [-m] [OVERRIDES] print the plan and run nothing (no GPU, no weights needed)
+  python -m race_sweeps flops MODEL [options] what a completion, a step and a run cost (flops --help)
 
   python -m race_sweeps -m stage=A model=tiny-s,tiny-m,tiny-l      on a laptop
   python -m race_sweeps plan -m stage=A model=1.5b,3b,7b           a published grid, planned
@@ -65,10 +66,15 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or any(a in ("-h", "--help") for a in arguments):
+    command = next(iter(arguments), "--help")
+    if command != "flops" and any(a in ("-h", "--help") for a in [command, *arguments]):
         print(HELP, end="")
         return 0
     try:
+        if command == "flops":
+            from race_sweeps.flops.cli import main as count_flops
+
+            return count_flops(arguments[1:])
         if any(a.split("=")[0] in HYDRA_FLAGS for a in arguments):
             return _hydra(arguments)
         parsed = parse(arguments)
@@ -88,7 +94,7 @@ def parse(arguments: Sequence[str]) -> Arguments:
     if rest and "=" not in rest[0] and not rest[0].startswith(("-", "~", "+")):
         command = rest.pop(0)
         if command != "plan":
-            raise UserError(f"command {command!r}: {choices(command, ['plan'])}, or overrides such as stage=A")
+            raise UserError(f"command {command!r}: {choices(command, ['plan', 'flops'])}, or overrides such as stage=A")
     flags = [a for a in rest if a.startswith("-")]
     valid = {"-m", "--multirun"} | ({"--json"} if command == "plan" else set())
     for flag in flags:

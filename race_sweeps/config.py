@@ -25,13 +25,22 @@ from race_sweeps.errors import UserError, choices
 
 MISSING: Any = "???"
 
-DEVICES = {  # peak dense bf16 FLOP/s, from the vendors' data sheets
-    "a100": 312e12,
-    "h100-pcie": 756e12,
-    "h100-sxm": 989e12,
-    "h200": 989e12,
-    "l40s": 362e12,
-    "b200": 2250e12,
+
+@dataclass(frozen=True)
+class Device:
+    """`flops`: peak dense bf16 FLOP/s, from the vendor's data sheet. `memory`: GiB a process can address."""
+
+    flops: float
+    memory: float
+
+
+DEVICES = {
+    "a100": Device(312e12, 79.2),
+    "h100-pcie": Device(756e12, 79.2),
+    "h100-sxm": Device(989e12, 79.2),
+    "h200": Device(989e12, 139.8),
+    "l40s": Device(362e12, 44.5),
+    "b200": Device(2250e12, 178.0),
 }
 
 

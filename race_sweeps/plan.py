@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from race_sweeps import memory
 from race_sweeps.allocate import MIN_KEPT, Costs
 from race_sweeps.config import DEVICES, RunConfig
 from race_sweeps.errors import UserError
@@ -15,7 +16,8 @@ from race_sweeps.models import policy_flops
 
 @dataclass(frozen=True)
 class Plan:
-    """Planned quantities of one run. FLOPs are integers in the model convention; `gpu_hours` None without a device."""
+    """Planned quantities of one run. FLOPs are integers in the model convention; `gpu_hours` None without a device;
+    `memory` in bytes."""
 
     budget: int
     rungs: tuple[int, ...]
@@ -33,6 +35,7 @@ class Plan:
     generated_tokens: int
     trained_tokens: int
     gpu_hours: float | None
+    memory: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         return {"v": 1, **asdict(self)}
@@ -57,7 +60,8 @@ def rungs(config: RunConfig) -> tuple[int, ...]:
 
 
 def plan(config: RunConfig) -> Plan:
-    """Solve (C, rho) for kept, mu and the number of steps; prefers the smaller mu. Raises `UserError` out of reach."""
+    """Solve (C, rho) for kept, mu and the number of steps; prefers the smaller mu. Raises `UserError` out of reach,
+    and when the point does not fit the device."""
     policy = policy_flops(config)
     cost = costs(config, policy)
     group, train = config.train.group, config.train
@@ -97,6 +101,8 @@ def plan(config: RunConfig) -> Plan:
     }
     total = sum(flops.values())
     device = config.plan.device
+    needed = memory.estimate(config, policy)
+    memory.refuse_if_too_large(config, needed)
     return Plan(
         budget=budget,
         rungs=rungs(config),
@@ -113,7 +119,8 @@ def plan(config: RunConfig) -> Plan:
         optimizer_steps=max(generations, round(trained / train.minibatch)),
         generated_tokens=completions * config.rollout.expected_completion,
         trained_tokens=round(trained * tokens),
-        gpu_hours=total / (DEVICES[device] * config.plan.utilisation) / 3600 if device else None,
+        gpu_hours=total / (DEVICES[device].flops * config.plan.utilisation) / 3600 if device else None,
+        memory={**asdict(needed), "total": needed.total},
     )
 
 

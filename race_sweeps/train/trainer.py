@@ -25,6 +25,7 @@ from race_sweeps.allocate import Allocator, minibatches, select, split
 from race_sweeps.config import RunConfig
 from race_sweeps.data import Problem, PromptStream
 from race_sweeps.flops import Flops, PolicyFlops
+from race_sweeps.flops.callback import compact_head
 from race_sweeps.folder import RunFolder
 from race_sweeps.ledger import Row, Tokens
 from race_sweeps.rewards import Reward, Scores
@@ -214,7 +215,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rng = random.Random(f"keep {self.run.seed} {index}")
         order = select(passes, scores.values, group, self.run.update_fraction.keep, rng, index)
         kept = sorted(set(order))
-        extra = Flops(sum(old[i] for i in kept) + reference, self._extra_executed(batch, kept))
+        extra = Flops(sum(old[i] for i in kept) + reference, self._extra_executed(batch, kept, completions))
         extra = extra.plus(Flops(paper=self.policy.paper_learning(sum(prompts) + sum(completions))))
         self._old_logprobs(batch, kept)
         self._queue_steps(batch, order, prompts, completions, train, extra)
@@ -259,14 +260,21 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         old[kept] = scored
         batch["old_per_token_logps"] = old
 
-    def _extra_executed(self, batch: dict[str, Any], kept: list[int]) -> int:
+    def _extra_executed(self, batch: dict[str, Any], kept: list[int], completions: list[int]) -> int:
         prompt, completion = batch["prompt_ids"].size(1), batch["completion_ids"].size(1)
-        executed = 0
-        if self.run.train.old_logprobs == "trainer":
-            executed += self.policy.score_executed(len(kept), prompt, completion)
-        if self.run.train.beta > 0:
-            executed += self.policy.score_executed(len(batch["prompt_ids"]), prompt, completion, adapter=False)
-        return executed
+        every = list(range(len(completions)))
+        forwards = ((kept, True, self.run.train.old_logprobs == "trainer"), (every, False, self.run.train.beta > 0))
+        return sum(
+            self.policy.score_executed(
+                len(rows), prompt, completion, adapter=adapter, scored=self._scored(completions, rows)
+            )
+            for rows, adapter, done in forwards
+            if done
+        )
+
+    def _scored(self, completions: list[int], rows: list[int]) -> int | None:
+        """Positions TRL's fused head computes for these rows: their completions' tokens, or (None) every position."""
+        return sum(completions[i] for i in rows) if compact_head(self.accelerator.device) else None
 
     def _queue_steps(
         self,
@@ -288,8 +296,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 self._microbatches.append(_take(batch, part))
                 p, t = max(prompts[i] for i in part.rows), max(completions[i] for i in part.rows)
                 executed += self.policy.train_executed(
-                    len(part.rows), p, t, checkpointing=config.gradient_checkpointing
-                )
+                    len(part.rows), p, t,
+                    checkpointing=config.gradient_checkpointing, scored=self._scored(completions, part.rows),
+                )  # fmt: skip
             flops = extra.plus(Flops(sum(train[i] for i in step_rows), executed))
             tokens = Tokens(trained=sum(prompts[i] + completions[i] for i in step_rows))
             self._steps.append((flops, tokens, len(step_rows)))
