@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from race_sweeps.allocate import Allocator, Costs, minibatches, select, split
 from race_sweeps.flops import Flops, ModelShape, PolicyFlops
 from race_sweeps.ledger import Row, Tokens
+from race_sweeps.models import ladder
 
-SHAPE = ModelShape("qwen2", 64, 2, 2, 1, 32, 192, 16, True)
-POLICY = PolicyFlops(SHAPE, 16, tuple(SHAPE.modules))
+SHAPE = ModelShape.from_config(ladder.config_dict("tiny-s"), "tiny-s")
+POLICY = PolicyFlops(SHAPE, 16, SHAPE.adaptable)
 GROUP = 8
 
 

@@ -32,7 +32,7 @@ def test_file_rows_become_prompts_in_disjoint_sets(tmp_path: Path) -> None:
     assert not {p["question"] for p in problems.train} & {p["question"] for p in problems.heldout}
     first = problems.train[0]
     assert first["prompt"][0]["content"].startswith(first["question"])
-    assert r"\boxed{}" in first["prompt"][0]["content"]
+    assert first["prompt"][0]["content"].endswith("Answer with the number only.")
     assert int(first["answer"]) % 2 == 0
     assert data.load(config, chat=False).train[0]["prompt"] == first["prompt"][0]["content"]
 
@@ -61,7 +61,7 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, str], says: str) -> N
 
 def test_too_few_held_out_problems_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", gsm8k_rows(30))
-    with pytest.raises(UserError, match=r"eval.problems=16: .* leaves \d held-out problems"):
+    with pytest.raises(UserError, match=r"eval.problems=32: .* leaves \d held-out problems"):
         data.load(compose_one("model=smollm2-135m", f"data.path={path}"), chat=True)
 
 
