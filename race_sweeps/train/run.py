@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,12 @@ class PointRun:
         if self.writer.attempt > 1:
             log.info("attempt %d continues after step %d", self.writer.attempt, start)
 
-    def record(self, row: Row) -> None:
-        """Make a ledger row durable and let the allocator know."""
-        row = Row(row.step, row.phase, row.flops, row.tokens, row.rows, row.seconds, self.writer.attempt)
-        self.writer.write([row])
-        self.allocator.record(row)
+    def record(self, *rows: Row) -> None:
+        """Make ledger rows durable and let the allocator know."""
+        mine = [replace(row, attempt=self.writer.attempt) for row in rows]
+        self.writer.write(mine)
+        for row in mine:
+            self.allocator.record(row)
 
     def execute(self) -> None:
         """Train to the budget and write `result.json`."""

@@ -11,8 +11,9 @@ import random
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,8 +106,8 @@ def grpo_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 
 class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """GRPO that spends its budget as `allocator` says. `record` receives each ledger row; the rows of search and reward
-    come when they were done, those of learning through `step_work` at the end of each optimizer step."""
+    """GRPO that spends its budget as `allocator` says. `record(*rows)` receives the ledger rows of search and reward
+    when they were done; learning is told through `step_work` at the end of each optimizer step."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         engine: TransformersEngine,
         policy: PolicyFlops,
         allocator: Allocator,
-        record: Callable[[Row], None],
+        record: Callable[..., None],
         callbacks: list[Any],
     ) -> None:
         self.run, self.reward_system, self.engine = config, reward, engine
@@ -203,14 +204,13 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         completions = [len(ids) for ids in rollouts.completion_ids]
         self._record_rollouts(step, rollouts, scores, prompts, completions)
 
-        train = [self.policy.train(p, t) for p, t in zip(prompts, completions, strict=True)]
+        train = _each(self.policy.train, prompts, completions)
         old = [0] * len(train)
         if self.run.train.old_logprobs == "trainer":
-            old = [self.policy.score(p, t) for p, t in zip(prompts, completions, strict=True)]
+            old = _each(self.policy.score, prompts, completions)
         reference = 0
         if self.run.train.beta > 0:  # TRL scores every completion under the frozen backbone
-            pairs = zip(prompts, completions, strict=True)
-            reference = sum(self.policy.score(p, t, adapter=False) for p, t in pairs)
+            reference = sum(_each(partial(self.policy.score, adapter=False), prompts, completions))
         passes = allocator.row_passes(train, old, reference)
         rng = random.Random(f"keep {self.run.seed} {index}")
         order = select(passes, scores.values, group, self.run.update_fraction.keep, rng, index)
@@ -231,17 +231,18 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _record_rollouts(
         self, step: int, rollouts: Rollouts, scores: Scores, prompts: list[int], completions: list[int]
     ) -> None:
-        lengths = zip(prompts, completions, rollouts.cached, strict=True)
         tokens = sum(prompts) + sum(completions)
         search = Flops(
-            model=sum(self.policy.search(p, t, c) for p, t, c in lengths),
+            model=sum(_each(self.policy.search, prompts, completions, rollouts.cached)),
             executed=rollouts.executed,
             paper=self.policy.paper_search(tokens),
         )
         sampled = Tokens(prompt=sum(prompts), completion=sum(completions), cached=sum(rollouts.cached))
         seconds = self._phase_seconds
-        self.record(Row(step, "search", search, sampled, len(prompts), seconds["search"]))
-        self.record(Row(step, "reward", scores.flops, Tokens(), len(prompts), seconds["reward"]))
+        self.record(
+            Row(step, "search", search, sampled, len(prompts), seconds["search"]),
+            Row(step, "reward", scores.flops, Tokens(), len(prompts), seconds["reward"]),
+        )
         self.work_seconds += seconds["search"] + seconds["reward"]
 
     def _old_logprobs(self, batch: dict[str, Any], kept: list[int]) -> None:
@@ -303,6 +304,13 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             tokens = Tokens(trained=sum(prompts[i] + completions[i] for i in step_rows))
             self._steps.append((flops, tokens, len(step_rows)))
             extra = Flops()
+
+
+def _each(count: Callable[..., int], *lengths: Sequence[int]) -> list[int]:
+    """`count` of each completion's lengths, worked out once per distinct ones."""
+    rows = list(zip(*lengths, strict=True))
+    known = {row: count(*row) for row in set(rows)}
+    return [known[row] for row in rows]
 
 
 def lora(config: RunConfig) -> LoraConfig:
