@@ -102,9 +102,14 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1) + "\n")
 
 
+def json_line(row: dict[str, Any]) -> str:
+    """A row of a JSONL file, its newline included."""
+    return json.dumps(row, separators=(",", ":")) + "\n"
+
+
 def append_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append rows to a JSONL file, flushed and fsynced once for all of them."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    text = "".join(json_line(row) for row in rows)
     with path.open("a", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -140,7 +145,7 @@ def rewrite_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Keep only the rows that pass `keep` (a torn tail goes too). The rewrite is atomic."""
     if path.exists():
         rows = [row for row in read_rows(path) if keep(row)]
-        write_atomic(path, "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+        write_atomic(path, "".join(json_line(row) for row in rows))
 
 
 @contextmanager

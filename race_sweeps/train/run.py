@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import math
 import os
@@ -27,7 +26,16 @@ from race_sweeps.allocate import Allocator
 from race_sweeps.config import RunConfig
 from race_sweeps.errors import Busy, Stopped, UserError
 from race_sweeps.evaluate import evaluate
-from race_sweeps.folder import RunFolder, append_rows, read_rows, rewrite_rows, single_writer, sync_folder, write_json
+from race_sweeps.folder import (
+    RunFolder,
+    append_rows,
+    json_line,
+    read_rows,
+    rewrite_rows,
+    single_writer,
+    sync_folder,
+    write_json,
+)
 from race_sweeps.ledger import LedgerWriter, Row
 from race_sweeps.plan import Plan, costs, plan
 from race_sweeps.rollouts.transformers import TransformersEngine
@@ -203,6 +211,7 @@ class PointRun:
     def checkpoint_saved(self, step: int) -> None:
         """Mark a checkpoint usable once its files are on disk."""
         path = self.folder.checkpoints / f"checkpoint-{step}"
+        self.writer.sync()
         for file in path.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
@@ -212,6 +221,7 @@ class PointRun:
         self.saved_at = time.monotonic()
 
     def _write_result(self) -> None:
+        self.writer.sync()
         book = ledger.read(self.folder.ledger)
         totals, config = book.totals, self.config
         phases = ("search", "learning", "reward")
@@ -288,7 +298,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         }
         clean = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in row.items()}
         with run.folder.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(clean, separators=(",", ":")) + "\n")
+            file.write(json_line(clean))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.checkpoint_saved(state.global_step)
