@@ -11,8 +11,9 @@ import random
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,14 +204,14 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         completions = [len(ids) for ids in rollouts.completion_ids]
         self._record_rollouts(step, rollouts, scores, prompts, completions)
 
-        train = [self.policy.train(p, t) for p, t in zip(prompts, completions, strict=True)]
+        lengths = list(zip(prompts, completions, strict=True))
+        train = _each(self.policy.train, lengths)
         old = [0] * len(train)
         if self.run.train.old_logprobs == "trainer":
-            old = [self.policy.score(p, t) for p, t in zip(prompts, completions, strict=True)]
+            old = _each(self.policy.score, lengths)
         reference = 0
         if self.run.train.beta > 0:  # TRL scores every completion under the frozen backbone
-            pairs = zip(prompts, completions, strict=True)
-            reference = sum(self.policy.score(p, t, adapter=False) for p, t in pairs)
+            reference = sum(_each(partial(self.policy.score, adapter=False), lengths))
         passes = allocator.row_passes(train, old, reference)
         rng = random.Random(f"keep {self.run.seed} {index}")
         order = select(passes, scores.values, group, self.run.update_fraction.keep, rng, index)
@@ -231,10 +232,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _record_rollouts(
         self, step: int, rollouts: Rollouts, scores: Scores, prompts: list[int], completions: list[int]
     ) -> None:
-        lengths = zip(prompts, completions, rollouts.cached, strict=True)
+        lengths = list(zip(prompts, completions, rollouts.cached, strict=True))
         tokens = sum(prompts) + sum(completions)
         search = Flops(
-            model=sum(self.policy.search(p, t, c) for p, t, c in lengths),
+            model=sum(_each(self.policy.search, lengths)),
             executed=rollouts.executed,
             paper=self.policy.paper_search(tokens),
         )
@@ -303,6 +304,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             tokens = Tokens(trained=sum(prompts[i] + completions[i] for i in step_rows))
             self._steps.append((flops, tokens, len(step_rows)))
             extra = Flops()
+
+
+def _each(count: Callable[..., int], lengths: Sequence[tuple[int, ...]]) -> list[int]:
+    """`count` of every entry, computed once per distinct one."""
+    known = {entry: count(*entry) for entry in set(lengths)}
+    return [known[entry] for entry in lengths]
 
 
 def lora(config: RunConfig) -> LoraConfig:
