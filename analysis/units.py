@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 
-_PREFIXES = ("", "K", "M", "G", "T", "P", "E", "Z", "Y")
+from race_sweeps import units
+
 NONE = "–"
 
 
 def flops_text(flops: float | None) -> str:
-    """Three significant digits and a unit chosen by size: `flops_text(4e11)` is "400 GFLOP"."""
-    if flops is None or not math.isfinite(flops):
-        return NONE
-    rounded = float(f"{flops:.3g}")
-    power = 0
-    while abs(rounded) >= 1000 and power < len(_PREFIXES) - 1:
-        rounded /= 1000
-        power += 1
-    return f"{rounded:.3g} {_PREFIXES[power]}FLOP"
+    """`race_sweeps.units.flops`; a dash where there is no number."""
+    return NONE if flops is None or not math.isfinite(flops) else units.flops(flops)
 
 
 def fixed(value: float | None, digits: int = 3) -> str:

@@ -13,16 +13,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType, ModuleType
 from typing import cast
 
-from launchers import Outcome, Progress, State, Task, preload, worker
+from launchers import Outcome, Progress, State, Task, attempts, preload, worker
+from launchers.process import Worker, thread_settings
 from launchers.table import Board, Display, clock, console_on, display_on, say
 from race_sweeps.errors import UserError
 
@@ -89,27 +89,12 @@ def make_slots(workers: int | None, threads: int, gpus: Sequence[str], cores: Se
     return [Slot(cores=frozenset(cores[i * threads : (i + 1) * threads])) for i in range(count)]
 
 
-def thread_settings(threads: int) -> dict[str, str]:
-    """Environment variables that keep numerical libraries to `threads` threads."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return dict.fromkeys(names, str(threads)) | {"TOKENIZERS_PARALLELISM": "false"}
-
-
 @dataclass
 class _Running:
     task: Task
     slot: Slot
-    process: ForkServerProcess
-    answer: connection.Connection
+    worker: Worker
     began: float
-
-    def kill(self) -> None:
-        """End the worker and what it started."""
-        pid = self.process.pid
-        if pid is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-        self.process.kill()
 
 
 @dataclass
@@ -207,6 +192,12 @@ class LocalLauncher:
     threads: int = 1
     preload: Sequence[str] = ()
 
+    def check(self) -> None:
+        """Raise `UserError` for settings that cannot work."""
+        for name, value in (("workers", self.workers), ("threads", self.threads)):
+            if value is not None and value < 1:
+                raise UserError(f"hydra.launcher.{name}={value}: must be 1 or more")
+
     def launch(
         self, tasks: Sequence[Task], progress: Callable[[Path], Progress], unit: Callable[[float], str]
     ) -> list[Outcome]:
@@ -220,9 +211,7 @@ class LocalLauncher:
 
         Raises UserError for `workers` or `threads` below 1, or when the modules of `preload` take the server down.
         """
-        for name, value in (("workers", self.workers), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise UserError(f"hydra.launcher.{name}={value}: must be 1 or more")
+        self.check()
         if len({task.id for task in tasks}) < len(tasks):
             raise ValueError("two tasks have the same id")
         if not tasks:
@@ -282,7 +271,7 @@ class _Launch:
                 self._display.tick()
         finally:
             for running in self._running.values():
-                running.kill()
+                running.worker.kill()
         return [self._outcomes.get(task.id, Outcome(task.id, "stopped", "not started", 0.0)) for task in self._tasks]
 
     def _start_server(self) -> None:
@@ -316,59 +305,32 @@ class _Launch:
             self._display.say(f"stopping: {len(self._running)} running save their work first (again: kill them)")
         for running in self._running.values():
             if received == 1:
-                running.process.terminate()
+                running.worker.process.terminate()
             else:
-                running.kill()
+                running.worker.kill()
         self._obeyed = received
 
     def _start(self, task: Task, slot: Slot) -> None:
         environ = self._environ | ({"CUDA_VISIBLE_DEVICES": slot.gpu} if slot.gpu is not None else {})
         assignment = worker.Assignment(str(task.folder), task.entry, environ, slot.cores, self._threads)
-        receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=worker.run, args=(assignment, sender), name=task.id)
         self._display.start(task)
+        attempts.begin(task.folder)
         began = time.monotonic()
-        running = _Running(task, slot, process, receiver, began)
         try:
             with _environment(self._server_environ), _no_main_module():
-                process.start()
+                process = Worker.start(self._context, assignment)
         except (EOFError, OSError) as error:
-            self._settle(running, "failed", f"no process could be started: {type(error).__name__}: {error}")
+            self._settle(task, slot, began, "failed", f"no process could be started: {type(error).__name__}: {error}")
         else:
-            self._running[process.sentinel] = running
-        finally:
-            sender.close()
+            self._running[process.process.sentinel] = _Running(task, slot, process, began)
 
     def _collect(self, running: _Running) -> None:
-        process = running.process
-        process.join()
-        code = process.exitcode
-        try:
-            state, reason = running.answer.recv() if running.answer.poll() else (None, "")
-        except (EOFError, OSError):
-            state, reason = None, ""
-        if state is None:
-            running.kill()  # what it started, if anything
-            state, reason = self._verdict(code)
-        process.close()
-        self._settle(running, state, reason)
+        state, reason = running.worker.collect(asked=self._obeyed)
+        self._settle(running.task, running.slot, running.began, state, reason)
 
-    def _verdict(self, code: int | None) -> tuple[State, str]:
-        """State and reason of a worker that ended with exit code `code` and without a word."""
-        if code is None or code >= 0:
-            return "failed", f"ended with status {code} before the task returned (see log.txt)"
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        if self._obeyed > 1 and code == -signal.SIGKILL:
-            return "stopped", "killed"
-        if self._obeyed and code == -signal.SIGTERM:
-            return "stopped", "ended by SIGTERM"
-        hint = "(out of memory?)" if code == -signal.SIGKILL else "(see log.txt)"
-        return "failed", f"killed by {name} {hint}"
-
-    def _settle(self, running: _Running, state: State, reason: str) -> None:
-        task = running.task
-        outcome = Outcome(task.id, state, reason, time.monotonic() - running.began)
-        running.answer.close()
-        self._free.append(running.slot)
+    def _settle(self, task: Task, slot: Slot, began: float, state: State, reason: str) -> None:
+        outcome = Outcome(task.id, state, reason, time.monotonic() - began)
+        attempts.end(task.folder, state, reason, outcome.seconds)
+        self._free.append(slot)
         self._outcomes[task.id] = outcome
         self._display.end(task, outcome)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from race_sweeps.flops import PolicyFlops
 from race_sweeps.ledger import Row, Totals
 
+LANDING = 0.01  # how far rho may move for the last generation before a rung to end on it
 MIN_KEPT = 2  # completions trained on per group, at least: one alone carries no comparison
 
 
@@ -76,16 +77,25 @@ class Allocator:
     spent: Totals = field(default_factory=Totals)
     generations: int = 0
     search_cost: float | None = None  # of one completion, recent generations weighing more: lengths drift
-    reward_cost: float | None = None
+    reward_cost: float | None = None  # likewise
+    aim: int = 0  # the rung the current generation was sized for
 
     def record(self, row: Row) -> None:
         """Account a ledger row, live or replayed after a restart."""
-        self.spent.add(row)
         if row.phase == "search":
+            self.aim = self.next_rung
             self.generations += 1
-            self.search_cost = _recent(self.search_cost, row)
+            self.search_cost = self._recent(self.search_cost, row)
         elif row.phase == "reward":
-            self.reward_cost = _recent(self.reward_cost, row)
+            self.reward_cost = self._recent(self.reward_cost, row)
+        self.spent.add(row)
+
+    def _recent(self, before: float | None, row: Row) -> float:
+        """Mean cost over the row's completions, and over what was known before as if that were four groups."""
+        if before is None:
+            return row.flops.model / row.rows
+        weight = 4 * self.group
+        return (before * weight + row.flops.model) / (weight + row.rows)
 
     @property
     def group_cost(self) -> float:
@@ -106,10 +116,13 @@ class Allocator:
     def finished(self) -> bool:
         return self.reached(self.rungs[-1])
 
+    @property
+    def next_rung(self) -> int:
+        return next((rung for rung in self.rungs if not self.reached(rung)), self.rungs[-1])
+
     def next_groups(self) -> int:
         """Groups to generate now: the part of what is left to the next rung that makes equal generations."""
-        target = next((rung for rung in self.rungs if not self.reached(rung)), self.rungs[-1])
-        groups_left = max(1.0, (target - self.spent.total) / self.group_cost)
+        groups_left = max(1.0, (self.next_rung - self.spent.total) / self.group_cost)
         generations = -(-groups_left // self.max_groups)
         return max(1, min(self.max_groups, round(groups_left / generations)))
 
@@ -124,15 +137,21 @@ class Allocator:
             return rows
         allowed = self.rho / (1 - self.rho) * (self.spent.model("search") + self.spent.model("reward"))
         left = allowed - self.spent.model("learning") - reference
+        left += self._landing(self.spent.total + reference + left)
         once = sum(train) + sum(old)
         passes = left / once if left <= once else (left - sum(old)) / sum(train)
         least = MIN_KEPT * (rows // self.group)
         return max(least, min(round(passes * rows), int(self.max_passes * rows)))
 
-
-def _recent(before: float | None, row: Row) -> float:
-    now = row.flops.model / row.rows
-    return now if before is None else (before + now) / 2
+    def _landing(self, total: float) -> float:
+        """What to add to learning so that a generation that would end at `total`, as near a rung as groups allow, ends
+        on it. rho moves by `LANDING` at most, and the next generations take it back. The larger rho, the coarser its
+        groups are in C, and the more C this moves."""
+        assert self.rho is not None
+        gap, most = self.aim - total, LANDING * self.aim / (1 - self.rho)
+        if gap > max(self.tolerance * self.aim, self.group_cost / 2):
+            return 0.0  # more generations follow
+        return max(-most, min(gap, most))
 
 
 def select(

@@ -1,6 +1,7 @@
 """The command line: `python -m race_sweeps [plan] [-m] [OVERRIDES]`.
 
-Overrides are Hydra's. Exit status: 0 all done, 1 a point failed, 2 a mistake in the input, 130 stopped by a signal.
+Overrides are Hydra's. Exit status: 0 all done (or in a queue), 1 a point failed, 2 a mistake in the input, 130 stopped
+by a signal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from race_sweeps.errors import UserError, choices
 
 if TYPE_CHECKING:
-    from launchers import Progress
+    from launchers import Launcher, Outcome
     from race_sweeps.sweep import Point
 
 HELP = """\
@@ -40,7 +41,18 @@ overrides (Hydra's grammar)   group=choice: stage model reward rollout update_fr
 A finished point is skipped and an unfinished one continued: run the same command again after any interruption.
 Then: python -m analysis report SWEEP
 """
-HYDRA_FLAGS = ("--cfg", "-c", "--resolve", "--package", "-p", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
+HYDRA_FLAGS = (
+    "--cfg",
+    "-c",
+    "--resolve",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+    "--hydra-help",
+    "--shell-completion",
+    "-sc",
+)
 
 
 @dataclass(frozen=True)
@@ -126,16 +138,30 @@ def _run(arguments: Arguments, argv: list[str]) -> int:
     folder = write_folders(points, ["python", "-m", "race_sweeps", *argv])
     todo = [point for point in points if not point.folder.done]
     print(f"{folder}: {len(points)} points, {len(points) - len(todo)} done before, {len(todo)} to run", flush=True)
-    failed = stopped = 0
-    if todo:
-        failed, stopped = _launch(launcher, todo)
-    if not failed and not stopped:
+    outcomes = _launch(launcher, todo) if todo else []
+    for outcome in outcomes:
+        if outcome.state in ("failed", "busy"):
+            print(f"{outcome.id} {outcome.state}: {outcome.reason}", file=sys.stderr)
+    states = {outcome.state for outcome in outcomes}
+    if "submitted" in states:
+        _say_where(outcomes, folder)
+    elif states <= {"done"}:
         print(f"all {len(points)} points done; now: python -m analysis report {folder}")
-    return 130 if stopped else 1 if failed else 0
+    return 130 if "stopped" in states else 1 if states & {"failed", "busy"} else 0
 
 
-def _refuse_what_cannot_run(points: Sequence[Point], launcher: Any) -> None:
+def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """After a launch into a queue: its jobs, and how to follow them."""
+    queued = [outcome for outcome in outcomes if outcome.state == "submitted"]
+    before = sum(bool(outcome.reason) for outcome in queued)
+    jobs = sorted({outcome.job.partition("_")[0] for outcome in queued}, key=int)
+    print(f"{len(queued) - before} points submitted, {before} in the queue before: jobs {', '.join(jobs)}")
+    print(f"now: python -m launchers status {folder}")
+
+
+def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None:
     """One line before anything starts, instead of a failure in every point."""
+    launcher.check()
     heavy = sorted({p.config.model.name for p in points if p.config.model.needs_gpu})
     if heavy:
         from launchers.local import LocalLauncher, visible_gpus
@@ -152,37 +178,26 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Any) -> None:
             raise UserError(f"data.path: data={config.data.name} reads a file; set data.path=<a JSONL file>")
 
 
-def _launch(launcher: Any, points: list[Point]) -> tuple[int, int]:
+def _launch(launcher: Launcher, points: list[Point]) -> list[Outcome]:
     from launchers import Task
     from race_sweeps import units
     from race_sweeps.models import prepare_all
+    from race_sweeps.progress import progress
 
     prepare_all([point.config for point in points])
-    budgets = {point.folder.path: float(point.plan.budget) for point in points}
-    tasks = [Task(p.id, p.folder.path.absolute(), "race_sweeps.train.run:run_point", p.label) for p in points]
-    totals = {path.absolute(): budget for path, budget in budgets.items()}
-    outcomes = launcher.launch(tasks, lambda path: progress(path, totals[path]), units.flops)
-    for outcome in outcomes:
-        if outcome.state in ("failed", "busy"):
-            print(f"{outcome.id} {outcome.state}: {outcome.reason}", file=sys.stderr)
-    failed = sum(o.state in ("failed", "busy") for o in outcomes)
-    return failed, sum(o.state == "stopped" for o in outcomes)
-
-
-def progress(path: Path, budget: float) -> Progress:
-    """FLOPs spent of the budget, from the last line of the point's metrics."""
-    from launchers import Progress
-
-    try:
-        with (path / "metrics.jsonl").open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 8192))
-            lines = file.read().split(b"\n")
-        row = json.loads(lines[-2])
-    except (OSError, IndexError, ValueError):
-        return Progress(0.0, budget)
-    note = f"rho {row['rho']:.3f}  reward {row['reward']:.3f}" if row.get("reward") is not None else ""
-    return Progress(float(row["flops_total"]), budget, note)
+    tasks = [
+        Task(
+            point.id,
+            point.folder.path.absolute(),
+            "race_sweeps.train.run:run_point",
+            point.label,
+            gpus=int(point.config.model.needs_gpu),
+            hours=point.plan.gpu_hours,
+        )
+        for point in points
+    ]
+    totals = {task.folder: float(point.plan.budget) for task, point in zip(tasks, points, strict=True)}
+    return launcher.launch(tasks, lambda path: progress(path, totals[path]), units.flops)
 
 
 def _hydra(arguments: list[str]) -> int:
@@ -192,6 +207,7 @@ def _hydra(arguments: list[str]) -> int:
     from race_sweeps import compose
 
     sys.argv = [sys.argv[0], *arguments]
-    hydra.main(config_path=str(compose.conf_dir()), config_name=compose.CONFIG_NAME, version_base="1.3")(lambda _: None)()
+    hydra.main(config_path=str(compose.conf_dir()), config_name=compose.CONFIG_NAME, version_base="1.3")(
+        lambda _: None
+    )()
     return 0
-

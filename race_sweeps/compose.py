@@ -21,10 +21,10 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import AnyNode, DictConfig, OmegaConf, ValueNode
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from race_sweeps import config as schema
 from race_sweeps.config import RunConfig
@@ -65,7 +65,7 @@ def compose_points(overrides: Sequence[str], *, multirun: bool, config_dir: Path
         task = [o for o in parsed if not o.is_hydra_override()]
         grid = _expand(master, parser, task) if multirun else [[_line(o) for o in task]]
         composer = _Composer(parser, [_line(o) for o in parsed if o.is_hydra_override()])
-        points = [(tuple(lines), _config(composer.compose(lines))) for lines in grid]
+        points = [(tuple(lines), composer.config(lines)) for lines in grid]
         return Composed(points, {str(k): v for k, v in launcher.items()})
 
 
@@ -82,23 +82,83 @@ def _line(override: Override) -> str:
     return override.input_line
 
 
+@dataclass
+class _Base:
+    """One set of group choices, composed: the typed tree, the text of its interpolations, and, where it is complete
+    without further values, its configuration."""
+
+    tree: DictConfig
+    interpolations: str
+    config: RunConfig | None
+
+
 class _Composer:
-    """Composes points, once per distinct set of group choices."""
+    """Composes points, once per distinct set of group choices, and parses each override once."""
 
     def __init__(self, parser: OverridesParser, hydra_lines: list[str]) -> None:
         self.parser = parser
         self.hydra_lines = hydra_lines
         self.repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
         self.groups: dict[str, bool] = {}
-        self.cache: dict[tuple[str, ...], DictConfig] = {}
+        self.parsed: dict[str, Override] = {}
+        self.bases: dict[tuple[str, ...], _Base] = {}
 
-    def compose(self, lines: list[str]) -> DictConfig:
-        parsed = self.parser.parse_overrides(lines)
-        group_lines = tuple(_line(o) for o in parsed if self._is_group(o))
-        if group_lines not in self.cache:
-            self.cache[group_lines] = schema.typed(compose(CONFIG_NAME, [*self.hydra_lines, *group_lines]))
-        composed = copy.deepcopy(self.cache[group_lines])
-        values = [o for o in parsed if not self._is_group(o)]
+    def config(self, lines: list[str]) -> RunConfig:
+        """The configuration of one point. Plain values go straight into a copy of the base; whatever else Hydra's
+        grammar allows (new keys, lists, values that interpolations read) goes through Hydra's own code."""
+        overrides = [self._parse(line) for line in lines]
+        base = self._base(tuple(_line(o) for o in overrides if self._is_group(o)))
+        values = [o for o in overrides if not self._is_group(o)]
+        config = self._set(base, values)
+        if config is None:
+            config = schema.from_typed(self._apply(base.tree, values))
+        else:
+            schema.check(config)
+        return _with_absolute_data(config)
+
+    def _parse(self, line: str) -> Override:
+        if line not in self.parsed:
+            self.parsed[line] = self.parser.parse_override(line)
+        return self.parsed[line]
+
+    def _is_group(self, override: Override) -> bool:
+        key = override.key_or_group
+        if key not in self.groups:
+            self.groups[key] = bool(self.repository.group_exists(key))
+        return self.groups[key]
+
+    def _base(self, group_lines: tuple[str, ...]) -> _Base:
+        if group_lines not in self.bases:
+            tree = schema.typed(compose(CONFIG_NAME, [*self.hydra_lines, *group_lines]))
+            try:
+                config = schema.from_typed(tree)
+            except UserError:  # incomplete or wrong without the point's values
+                config = None
+            self.bases[group_lines] = _Base(tree, " ".join(_interpolations(tree)), config)
+        return self.bases[group_lines]
+
+    @staticmethod
+    def _set(base: _Base, values: list[Override]) -> RunConfig | None:
+        """The base with plain values set; None where Hydra has to do it."""
+        config = base.config
+        for override in values:
+            key, value = override.key_or_group, override.value()
+            if override.type != OverrideType.CHANGE or override.package or key in base.interpolations or config is None:
+                return None
+            *parents, leaf = key.split(".")
+            parent = OmegaConf.select(base.tree, ".".join(parents)) if parents else base.tree
+            node = parent._get_node(leaf) if isinstance(parent, DictConfig) and leaf in parent else None
+            if not isinstance(node, ValueNode) or isinstance(node, AnyNode) or not isinstance(value, int | float | str):
+                return None
+            try:
+                config = _replaced(config, (*parents, leaf), node.validate_and_convert(value))
+            except ValidationError:
+                return None  # again through Hydra, for an error that names the field
+        return config
+
+    @staticmethod
+    def _apply(tree: DictConfig, values: list[Override]) -> DictConfig:
+        composed = copy.deepcopy(tree)
         for override in values:
             if override.is_delete():
                 raise UserError(f"{_line(override)}: every key has its use; set a value instead")
@@ -107,21 +167,34 @@ class _Composer:
             return schema.typed(OmegaConf.to_container(composed))  # type: ignore[arg-type]
         return composed
 
-    def _is_group(self, override: Override) -> bool:
-        key = override.key_or_group
-        if key not in self.groups:
-            self.groups[key] = bool(self.repository.group_exists(key))
-        return self.groups[key]
+
+def _interpolations(tree: DictConfig) -> Iterator[str]:
+    raw = OmegaConf.to_container(tree, resolve=False)
+    stack: list[Any] = [raw]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict | list):
+            stack += item.values() if isinstance(item, dict) else item
+        elif isinstance(item, str) and "${" in item:
+            yield item
 
 
-def _config(composed: DictConfig) -> RunConfig:
-    config = schema.from_typed(composed)
-    if config.data.path is not None and config.data.kind == "file":
-        path = Path(config.data.path).expanduser().absolute()  # workers may run elsewhere
-        if not path.is_file():
-            raise UserError(f"data.path={config.data.path}: no such file")
-        config.data.path = str(path)
-    return config
+def _replaced(config: Any, path: tuple[str, ...], value: Any) -> Any:
+    """A copy of nested dataclasses with one value changed; what lies beside the path is shared."""
+    changed = copy.copy(config)
+    nested = _replaced(getattr(config, path[0]), path[1:], value) if len(path) > 1 else value
+    setattr(changed, path[0], nested)
+    return changed
+
+
+def _with_absolute_data(config: RunConfig) -> RunConfig:
+    """Workers may run elsewhere: make the data file's path absolute, and be sure that it exists."""
+    if config.data.path is None or config.data.kind != "file":
+        return config
+    path = Path(config.data.path).expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"data.path={config.data.path}: no such file")
+    return _replaced(config, ("data", "path"), str(path))  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -12,9 +12,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import pairwise
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -111,7 +112,8 @@ class BudgetConfig:
 @dataclass
 class DataConfig:
     """Problems. `kind`: `chain` (procedural) or `file` (`path`: JSONL). `prompt`: template with {question}.
-    `extract`: where the final answer stands in a completion; `reference`: and in the reference."""
+    `extract`: where the final answer stands in a completion; `reference`: and in the reference. `heldout`: which
+    held-out problems of `chain` to evaluate on; choose settings on "tune", so that "report" stays unseen."""
 
     name: str = MISSING
     kind: str = MISSING
@@ -122,6 +124,7 @@ class DataConfig:
     extract: str = "math"
     reference: str = "math"
     train_problems: int | None = None
+    heldout: str = "report"
     heldout_share: float = 0.1
 
 
@@ -188,19 +191,16 @@ class RunConfig:
 
 
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
-VOLATILE = ("sweep", "runs_dir", "plan", "train.checkpoint_seconds")
+VOLATILE: dict[type, tuple[str, ...]] = {RunConfig: ("sweep", "runs_dir", "plan"), TrainConfig: ("checkpoint_seconds",)}
 
 
 def point_id(config: RunConfig) -> str:
     """Ten hex digits of the hash of the resolved configuration, without its volatile keys."""
-    tree = asdict(config)
-    for key in VOLATILE:
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node[parent]
-        del node[leaf]
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:10]
+
+    def lasting(node: Any) -> dict[str, Any]:
+        return {k: v for k, v in vars(node).items() if k not in VOLATILE.get(type(node), ())}
+
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=lasting).encode()).hexdigest()[:10]
 
 
 def keys(schema: Any = RunConfig, prefix: str = "") -> Iterator[str]:
@@ -290,6 +290,7 @@ _CHOICES = {
     "rollout.engine": ("transformers",),
     "update_fraction.keep": ("random", "max_variance"),
     "data.kind": ("chain", "file"),
+    "data.heldout": ("report", "tune"),
     "data.extract": ("math", "equals"),
     "data.reference": ("math", "hashes"),
     "train.old_logprobs": ("sampler", "trainer"),
@@ -337,8 +338,13 @@ def check(config: RunConfig) -> None:
         if not ok:
             raise UserError(f"{key}={get(config, key)}: {what}")
 
+    def among(key: str, valid: Iterable[str]) -> None:
+        value = get(config, key)
+        if value not in valid:
+            raise UserError(f"{key}={value}: {choices(str(value), valid)}")
+
     for key, valid in _CHOICES.items():
-        require(get(config, key) in valid, key, choices(str(get(config, key)), valid))
+        among(key, valid)
     for key in _POSITIVE:
         require(math.isfinite(get(config, key)) and get(config, key) > 0, key, "must be a positive number")
     for key in _NOT_NEGATIVE:
@@ -347,7 +353,7 @@ def check(config: RunConfig) -> None:
         require(bool(_SAFE_NAME.fullmatch(get(config, key))), key, "use letters, digits, '.', '_' and '-'")
 
     rungs = config.budget.rungs
-    ascending = all(a < b for a, b in zip(rungs, rungs[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(rungs))
     require(
         bool(rungs) and ascending and rungs[0] > 0 and rungs[-1] == 1,
         "budget.rungs",
@@ -357,10 +363,9 @@ def check(config: RunConfig) -> None:
     rho = config.update_fraction.rho
     require(rho is None or 0 < rho < 1, "update_fraction.rho", "must lie between 0 and 1 (or be null)")
     require(config.train.group >= 2, "train.group", "GRPO compares completions within a group: at least 2")
-    require(
-        config.train.microbatch <= config.train.minibatch, "train.microbatch",
-        f"must not exceed train.minibatch={config.train.minibatch}",
-    )  # fmt: skip
+    group, minibatch, microbatch = config.train.group, config.train.minibatch, config.train.microbatch
+    require(minibatch % microbatch == 0, "train.minibatch", f"must be a multiple of train.microbatch={microbatch}")
+    require(minibatch % group == 0, "train.minibatch", f"must be a multiple of train.group={group}")
     require(0 < config.rollout.top_p <= 1, "rollout.top_p", "must lie in (0, 1]")
     require(
         config.train.old_logprobs == "trainer" or (config.rollout.top_p == 1 and config.rollout.top_k == 0),
@@ -369,8 +374,8 @@ def check(config: RunConfig) -> None:
         "use train.old_logprobs=trainer, or top_p=1 and top_k=0",
     )
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
-    device = config.plan.device
-    require(device is None or device in DEVICES, "plan.device", choices(str(device), DEVICES))
+    if config.plan.device is not None:
+        among("plan.device", DEVICES)
     require(0 < config.data.heldout_share < 1, "data.heldout_share", "must lie between 0 and 1")
     require("{question}" in config.data.prompt, "data.prompt", "must contain {question}")
     require(

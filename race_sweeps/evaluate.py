@@ -29,7 +29,12 @@ class Evaluation:
 
 
 def evaluate(
-    model: Any, engine: TransformersEngine, reward: Reward, policy: PolicyFlops, problems: list[Problem], config: RunConfig
+    model: Any,
+    engine: TransformersEngine,
+    reward: Reward,
+    policy: PolicyFlops,
+    problems: list[Problem],
+    config: RunConfig,
 ) -> Evaluation:
     """Sample `config.eval.samples` completions of each problem and score them.
 
@@ -75,4 +80,3 @@ def evaluate(
         completions=len(rows),
         seconds=time.perf_counter() - started,
     )
-

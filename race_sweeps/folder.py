@@ -1,8 +1,8 @@
 """Where a run keeps its files, and how they are written so that a kill at any moment leaves them readable.
 
-    runs/<sweep>/sweep.json
-    runs/<sweep>/points/<point_id>/{config.yaml, plan.json, ledger.jsonl, metrics.jsonl, evals.jsonl,
-                                    rollouts/, checkpoints/, result.json, log.txt}
+runs/<sweep>/sweep.json
+runs/<sweep>/points/<point_id>/{config.yaml, plan.json, ledger.jsonl, metrics.jsonl, evals.jsonl,
+                                rollouts/, checkpoints/, result.json, log.txt}
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def write_atomic(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -76,7 +76,11 @@ def plan(config: RunConfig) -> Plan:
             f"{config.reward.name}: reachable is {_up(reachable[0]):.3f} to {_down(reachable[1]):.3f} "
             f"(kept {MIN_KEPT} of {group} with one pass, to all {group} with {most:g} passes); nearest: "
             f"update_fraction.rho={_inside(nearest, reachable):.3f}"
-            + (f", or a larger train.group than {group}" if kappa < least else ", or a larger update_fraction.max_passes")
+            + (
+                f", or a larger train.group than {group}"
+                if kappa < least
+                else ", or a larger update_fraction.max_passes"
+            )
         )
     budget = rungs(config)[-1]
     per_completion = cost.search + cost.reward + cost.learning(kappa)

@@ -53,8 +53,8 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
     first = points[0].config
     line = f"{len(points)} points, {units.flops(total)} of training compute in all (model convention)"
     if first.plan.device:
-        hours = sum(point.plan.gpu_hours or 0.0 for point in points)
-        line += f", {hours:.4g} GPU-hours on {first.plan.device} at {first.plan.utilisation:.0%} utilisation"
+        in_all = sum(point.plan.gpu_hours or 0.0 for point in points)
+        line += f", {in_all:.4g} GPU-hours on {first.plan.device} at {first.plan.utilisation:.0%} utilisation"
     console.print(line)
     console.print(
         f"expected lengths: prompt {first.rollout.expected_prompt}, completion {first.rollout.expected_completion} "

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import json
 import platform
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from race_sweeps import config as configuration
+from race_sweeps import manifest
 from race_sweeps.config import RunConfig, point_id
 from race_sweeps.errors import UserError
 from race_sweeps.folder import RunFolder, write_atomic, write_json
 from race_sweeps.plan import Plan, plan
 
+WRITERS = 16  # nearly all of a write's time is waiting for the disk
 PACKAGES = ("race-sweeps", "torch", "transformers", "trl", "peft", "hydra-core", "numpy")
 
 
@@ -67,36 +69,38 @@ def write_folders(points: Sequence[Point], command: Sequence[str]) -> Path:
     """Write what every point was given (`config.yaml`, `plan.json`) and the manifest; points of earlier commands in
     the same sweep stay listed. Returns the sweep's folder."""
     folder = sweep_folder(points)
-    manifest = folder / "sweep.json"
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     try:
-        before: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
-        for point in points:
-            if not point.folder.config.exists():
-                write_atomic(point.folder.config, configuration.save(point.config))
-            if not point.folder.plan.exists():
-                write_json(point.folder.plan, point.plan.to_json())
-        listed = {row["id"]: row for row in before.get("points", [])}
-        listed |= {point.id: _manifest_row(point) for point in points}
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        write_json(
-            manifest,
-            {
-                "v": 1,
-                "sweep": folder.name,
-                "command": list(command),
-                "created": before.get("created", now),
-                "git": _git(),
-                "versions": _versions(),
-                "simulated": False,
-                "launches": [*before.get("launches", []), {"time": now, "command": list(command)}],
-                "points": list(listed.values()),
-            },
-        )
+        with ThreadPoolExecutor(WRITERS) as pool:
+            for written in [pool.submit(_write_point, point) for point in points]:
+                written.result()
+        with manifest.edit(folder) as content:
+            listed = {row["id"]: row for row in content.get("points", [])}
+            listed |= {point.id: _manifest_row(point) for point in points}
+            launches = [*content.get("launches", []), {"time": now, "command": list(command)}]
+            content.update(
+                {
+                    "v": 1,
+                    "sweep": folder.name,
+                    "command": list(command),
+                    "created": content.get("created", now),
+                    "git": _git(),
+                    "versions": _versions(),
+                    "simulated": False,
+                    "launches": launches,
+                    "points": list(listed.values()),
+                }
+            )
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror}; choose another runs_dir") from None
-    except ValueError as error:
-        raise UserError(f"{manifest}: not JSON ({error}); move it away, the points' folders hold everything") from None
     return folder
+
+
+def _write_point(point: Point) -> None:
+    if not point.folder.config.exists():
+        write_atomic(point.folder.config, configuration.save(point.config))
+    if not point.folder.plan.exists():
+        write_json(point.folder.plan, point.plan.to_json())
 
 
 def _manifest_row(point: Point) -> dict[str, Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
 
 def flops(value: float) -> str:
-    """`1.23 TFLOP`: three significant digits and the largest fitting prefix."""
-    for prefix in ("", "k", "M", "G", "T", "P", "E", "Z"):
-        if abs(value) < 999.5:
-            return f"{value:.3g} {prefix}FLOP"
-        value /= 1000
-    return f"{value:.3g} YFLOP"
+    """Three significant digits and a unit chosen by size: `flops(4e11)` is "400 GFLOP"."""
+    return f"{_scaled(value, ' ')}FLOP"
 
 
 def count(value: float) -> str:
-    """`12.3k`, `4.56M`: three significant digits."""
-    for suffix in ("", "k", "M", "G"):
-        if abs(value) < 999.5:
-            return f"{value:.3g}{suffix}"
-        value /= 1000
-    return f"{value:.3g}T"
+    """Three significant digits and a suffix: `count(12345)` is "12.3k"."""
+    return _scaled(value, "")
+
+
+def _scaled(value: float, space: str) -> str:
+    rounded = float(f"{value:.3g}")
+    power = 0
+    while abs(rounded) >= 1000 and power < len(_PREFIXES) - 1:
+        rounded /= 1000
+        power += 1
+    return f"{rounded:.3g}{space}{_PREFIXES[power]}"

@@ -252,8 +252,8 @@ def test_uneven_compute_is_pointed_out(tmp_path: Path) -> None:
     write_sweep(tmp_path / "s", models=["tiny-s"], fractions=["rho45", "rho70"], value=value, over=0.23)
     notes = find(load_sweep(tmp_path / "s")).notes
     assert notes == [
-        f"at {rung} GFLOP, achieved compute is off the rung by more than 5% in 2 of 2 cells, most in: tiny-s rho45 +23%, "
-        "tiny-s rho70 +23%"
+        f"at {rung} GFLOP, achieved compute is off the rung by more than 5% in 2 of 2 cells, most in: "
+        "tiny-s rho45 +23%, tiny-s rho70 +23%"
         for rung in (100, 200, 400)
     ]
 

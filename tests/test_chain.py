@@ -47,7 +47,7 @@ def test_solutions_are_self_consistent_and_reach_the_direct_value(question: str)
 
 def test_splits_are_disjoint_and_about_80_10_10() -> None:
     drawn = {split: {r["question"] for r in chain.problems(split, 1500, seed=3)} for split in chain.SPLITS}
-    assert not (drawn["train"] & drawn["tune"] or drawn["train"] & drawn["report"] or drawn["tune"] & drawn["report"])
+    assert len(set.union(*drawn.values())) == sum(map(len, drawn.values()))
     rng = random.Random(0)
     there = [chain.split_of(chain.random_question(rng, 3)) for _ in range(20_000)]
     shares = {split: there.count(split) / len(there) for split in chain.SPLITS}
@@ -87,8 +87,18 @@ def test_same_rows_in_another_process_whatever_its_hash_seed() -> None:
 
 def test_rows_never_change() -> None:
     """Published figures name these splits: other rows under the same seed would be another data set."""
-    assert [row["question"] for row in chain.problems("report", 4, seed=0)] == PINNED_REPORT
-    assert [row["question"] for row in chain.problems("train", 4, seed=0)] == PINNED_TRAIN
+    assert [row["question"] for row in chain.problems("report", 4, seed=0)] == [
+        "2-8-7=",
+        "1+0+7+4=",
+        "4*6*6-6-3=",
+        "8+4*8=",
+    ]
+    assert [row["question"] for row in chain.problems("train", 4, seed=0)] == [
+        "6+8+8=",
+        "6+7-3*1=",
+        "1-5-7+5+7=",
+        "4-4*5=",
+    ]
 
 
 def test_seeds_differ() -> None:
@@ -122,10 +132,13 @@ def test_mistakes_are_named(arguments: tuple[str, int, int], message: str) -> No
         ("7+3=0*7=0-2=8", [("7+3=0", True, True), ("0*7=0", True, False), ("0-2=8", True, True)]),
         ("7+3=0*8=", [("7+3=0", True, True)]),
         ("7+3=0;1*8=8", [("7+3=0", True, True), ("1*8=8", True, False)]),
-        ("7+3=10*8=0", [("7+3=10", False, True), ("10*8=0", True, False)]),
+        ("7+3=10*8=0", [("7+3=10", False, True), ("10*8=0", True, True)]),
         ("7 + 3 = 0", [("7+3=0", True, True)]),
         ("3+7=0", [("3+7=0", True, False)]),
-        ("7+3=0*8=0-2=8+1=9", [("7+3=0", True, True), ("0*8=0", True, True), ("0-2=8", True, True), ("8+1=9", True, False)]),
+        (
+            "7+3=0*8=0-2=8+1=9",
+            [("7+3=0", True, True), ("0*8=0", True, True), ("0-2=8", True, True), ("8+1=9", True, False)],
+        ),
         ("=+3=0", []),
         ("7+=3", []),
         ("", []),
@@ -134,11 +147,6 @@ def test_mistakes_are_named(arguments: tuple[str, int, int], message: str) -> No
 )
 def test_steps_of_a_completion(text: str, expected: list[tuple[str, bool, bool]]) -> None:
     assert [(step.text, step.right, step.asked) for step in chain.steps(text, "7+3*8-2=")] == expected
-
-
-def test_a_result_beyond_nine_is_asked_on_from_as_written() -> None:
-    found = chain.steps("7+3=5*8=0", "7+3*8=")
-    assert [(step.right, step.asked) for step in found] == [(False, True), (True, True)]
 
 
 def test_without_a_question_nothing_is_asked() -> None:

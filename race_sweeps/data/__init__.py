@@ -30,7 +30,7 @@ def load(config: RunConfig, *, chat: bool) -> Problems:
     data, wanted = config.data, config.eval.problems
     if data.kind == "chain":
         train = chain.problems("train", data.train_problems or 4096, seed=0)
-        heldout = chain.problems("report", wanted, seed=0)
+        heldout = chain.problems(data.heldout, wanted, seed=0)
     else:
         train, heldout = _from_file(data)
         if len(heldout) < wanted:

@@ -66,7 +66,9 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f".{folder.name}.lock").open("w")
     except OSError as error:
-        raise UserError(f"cache {folder.parent}: {error.strerror}; set RACE_SWEEPS_CACHE to a writable folder") from None
+        raise UserError(
+            f"cache {folder.parent}: {error.strerror}; set RACE_SWEEPS_CACHE to a writable folder"
+        ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

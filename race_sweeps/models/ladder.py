@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from race_sweeps.data import chain
 from race_sweeps.errors import UserError, choices
-from race_sweeps.folder import sync_folder, write_json
+from race_sweeps.folder import write_json
+from race_sweeps.models.cache import build_once, cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -50,16 +49,25 @@ class WarmStart:
     """How a policy is brought to where reinforcement learning can begin.
 
     `tokens`: prompt and completion tokens read before stopping. `batch`: sequences a step. `rate`: AdamW learning rate,
-    after a linear rise over `rise` steps. `operations`: problem lengths, drawn evenly.
+    after a linear rise over `rise` steps, and falling linearly to 0 over the last share `fall` of the tokens.
+    `operations`: problem lengths, drawn evenly.
     """
 
     tokens: int
-    batch: int = 64
-    rate: float = 3e-3
+    batch: int = 32
+    rate: float = 2e-3
     rise: int = 50
+    fall: float = 0.3
     seed: int = 0
     operations: tuple[int, ...] = (1, 2, 3, 4)
     noise: chain.Noise = NOISE
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.batch, self.rise) < 1 or not 0 < self.fall <= 1:
+            raise UserError(
+                f"warm start tokens={self.tokens}, batch={self.batch}, rise={self.rise}, fall={self.fall}: the first "
+                "three must be at least 1, fall above 0 and at most 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class Rung:
     kv_heads: int
     ffn: int
     warm_start: WarmStart
-    spread: float = 0.05
+    spread: float = 0.03
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
@@ -83,10 +91,12 @@ class Rung:
             )
 
 
+# Tuned on the tune split. The larger two are warm-started until their loss flattens; the smallest is stopped before: as
+# well-trained as the others it would learn the most from any budget, for it can afford the most completions.
 LADDER: dict[str, Rung] = {
-    "tiny-s": Rung(hidden=64, layers=2, heads=2, kv_heads=1, ffn=192, warm_start=WarmStart(tokens=500_000)),
-    "tiny-m": Rung(hidden=128, layers=2, heads=4, kv_heads=2, ffn=384, warm_start=WarmStart(tokens=500_000)),
-    "tiny-l": Rung(hidden=192, layers=2, heads=6, kv_heads=2, ffn=576, warm_start=WarmStart(tokens=500_000)),
+    "tiny-s": Rung(64, 2, 2, 1, 192, WarmStart(tokens=450_000, rate=3e-3), spread=0.05),
+    "tiny-m": Rung(96, 2, 3, 3, 288, WarmStart(tokens=400_000)),
+    "tiny-l": Rung(160, 2, 5, 5, 480, WarmStart(tokens=400_000)),
 }
 
 
@@ -127,15 +137,6 @@ def config_dict(name: str, rung: Rung | None = None) -> dict[str, Any]:
 # --- the cache ---------------------------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    """`$RACE_SWEEPS_CACHE`, or `race_sweeps` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    if own := os.environ.get("RACE_SWEEPS_CACHE"):
-        return Path(own).expanduser().resolve()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "race_sweeps"
-
-
 def ladder_path(name: str, rung: Rung | None = None) -> Path:
     """The policy's folder, built or not. Its name carries a hash of everything its weights depend on."""
     return cache_folder() / f"{name}-{_digest(name, rung or rung_of(name))}"
@@ -154,58 +155,15 @@ def build(name: str, progress: Progress | None = None, rung: Rung | None = None)
     built. On one machine the same recipe gives the same weights to the byte. `rung` stands in for the named one.
     """
     rung = rung or rung_of(name)
-    folder = ladder_path(name, rung)
     report = progress or (lambda share, words: None)
-    if not _built(folder):
-        report(0.0, "waiting for another build")
-        with _locked(folder):
-            if not _built(folder):
-                _build_into(folder, name, rung, report)
+
+    def write(folder: Path) -> None:
+        with _single_threaded():
+            _write_policy(folder, name, rung, report)
+
+    folder = build_once(ladder_path(name, rung), write, lambda: report(0.0, "waiting for another build"))
     report(1.0, "ready")
     return folder
-
-
-def _built(folder: Path) -> bool:
-    return (folder / "warm_start.json").exists()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, waiting for it; the kernel frees it if the holder dies."""
-    import fcntl
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = (folder.parent / f".{folder.name}.lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"cache {folder.parent}: {error.strerror}; set RACE_SWEEPS_CACHE to a writable folder"
-        ) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _build_into(folder: Path, name: str, rung: Rung, report: Progress) -> None:
-    prefix = f".{folder.name}.building-"
-    for left in folder.parent.glob(f"{prefix}*"):  # by builds that were killed: we hold the lock
-        shutil.rmtree(left, ignore_errors=True)
-    if folder.exists():
-        shutil.rmtree(folder)  # not built, so something else's remains: the rename below needs the name
-    unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    try:
-        with _single_threaded():
-            _write_policy(unfinished, name, rung, report)
-        unfinished.chmod(0o755)
-        for file in unfinished.iterdir():
-            file.chmod(0o644)
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        sync_folder(unfinished)
-        unfinished.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager
@@ -295,7 +253,7 @@ def _warm_start(model: Qwen2ForCausalLM, recipe: WarmStart, report: Progress) ->
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * min(1.0, step / recipe.rise)
+            group["lr"] = recipe.rate * min(1.0, step / recipe.rise, (1 - tokens / recipe.tokens) / recipe.fall)
         optimizer.step()
         tokens += read
         recent = loss.item() if step == 1 else 0.95 * recent + 0.05 * loss.item()
@@ -402,8 +360,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(LADDER)} (default: all)")
     names = list(dict.fromkeys(parser.parse_args(arguments).names)) or list(LADDER)
     try:
-        for name in names:
-            rung_of(name)
         build_all(names)
         _print_figures(names)
     except UserError as error:
@@ -413,24 +369,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_all(names: Sequence[str]) -> None:
-    """Build those the cache lacks, in parallel processes, the largest first, with a progress bar each."""
-    names = [name for name in names if not _built(ladder_path(name))]
-    if not names:
+    """Build those the cache lacks, in as many processes as there are cores, with a progress bar each on stderr."""
+    missing = [name for name in dict.fromkeys(names) if not ladder_path(name).exists()]
+    if not missing:
         return
     import multiprocessing
     import queue
     from concurrent.futures import ProcessPoolExecutor
 
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    order = sorted(names, key=lambda name: -rung_of(name).hidden)
+    largest_first = sorted(missing, key=lambda name: -rung_of(name).hidden)
     context = multiprocessing.get_context("spawn")  # a fork would copy locks held by torch's threads
     columns = TextColumn("{task.fields[name]:8}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with context.Manager() as manager, Progress(*columns) as bars:
+    with context.Manager() as manager, Progress(*columns, console=Console(stderr=True)) as bars:
         reports = manager.Queue()
-        tasks = {name: bars.add_task("waiting for a core", total=1.0, name=name, start=False) for name in names}
-        with ProcessPoolExecutor(min(len(names), _cores()), mp_context=context) as pool:
-            futures = [pool.submit(_build_reporting, name, reports) for name in order]
+        tasks = {name: bars.add_task("waiting for a core", total=1.0, name=name, start=False) for name in missing}
+        with ProcessPoolExecutor(min(len(missing), _cores()), mp_context=context) as pool:
+            futures = [pool.submit(_build_reporting, name, reports) for name in largest_first]
             while True:
                 finished = all(future.done() for future in futures)
                 try:

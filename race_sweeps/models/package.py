@@ -34,6 +34,8 @@ def unpack(name: str) -> Path:
         model.load_state_dict(quantised.state_dict())
         model.generation_config = quantised.generation_config
         model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
+        tokenizer.clean_up_tokenization_spaces = False  # a WordPiece habit that drops spaces of BPE text
+        tokenizer.save_pretrained(folder)
 
     return build_once(cache_folder() / f"{name}-{version(distribution)}", write)

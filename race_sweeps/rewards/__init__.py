@@ -10,6 +10,8 @@ from race_sweeps import answers
 from race_sweeps.config import RunConfig
 from race_sweeps.flops import Flops
 
+NO_FLOPS = Flops()
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -17,17 +19,16 @@ class Scores:
 
     values: list[float]
     components: dict[str, list[float]] = field(default_factory=dict)
-    flops: Flops = Flops()
+    flops: Flops = NO_FLOPS
 
 
 class Reward(Protocol):
     """A reward system. `questions`, `references` and `completions` are parallel, one entry per completion."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
-    def __call__(
-        self, questions: Sequence[str], references: Sequence[str], completions: Sequence[str]
-    ) -> Scores: ...
+    def __call__(self, questions: Sequence[str], references: Sequence[str], completions: Sequence[str]) -> Scores: ...
 
 
 @dataclass(frozen=True)

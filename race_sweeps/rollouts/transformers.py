@@ -77,7 +77,9 @@ class TransformersEngine:
     def _generate(
         self, model: Any, prompt_ids: list[list[int]], sampling: Sampling, stops: set[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        padded = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt").to(model.device)
+        padded = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt").to(
+            model.device
+        )
         greedy = sampling.temperature == 0
         warp = {} if greedy else {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
         recorder = _SampledLogProbs(sampling.temperature or 1.0)

@@ -17,7 +17,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: pinned a
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from race_sweeps import config as configuration
@@ -61,6 +61,7 @@ class PointRun:
         self.plan: Plan = plan(config)
         self.policy = models.policy_flops(config)
         self.stop_requested = False
+        self.extra_callbacks: list[TrainerCallback] = []  # for whoever wants to watch the training loop
         self.saved_at = time.monotonic()
         train = config.train
         self.allocator = Allocator(
@@ -90,8 +91,17 @@ class PointRun:
         self.allocator.record(row)
 
     def execute(self) -> None:
+        """Train to the budget and write `result.json`."""
+        self.train()
+        if self.stop_requested and not self.allocator.finished:
+            raise Stopped(f"{self.folder.path}: checkpointed at step {self.trainer.state.global_step}")
+        self._write_result()
+
+    def train(self) -> None:
+        """Load the policy and train it until the budget is spent or a stop is requested."""
         config = self.config
         location = models.prepare(config)
+        self.weights = Path(location).name
         tokenizer = AutoTokenizer.from_pretrained(location, padding_side="left")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -111,18 +121,15 @@ class PointRun:
             self.policy,
             self.allocator,
             self.record,
-            callbacks=[_Steps(self)],
+            callbacks=[_Steps(self), *self.extra_callbacks],
         )
-        self.trainer.remove_callback(_printer())
+        self.trainer.remove_callback(PrinterCallback)
         self._check_shape(model)
         signal.signal(signal.SIGTERM, self._request_stop)
         if 0 not in self.evaluated:
             self._evaluate(step=0, rung=0)
         if not self.allocator.finished:
             self.trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
-        if self.stop_requested and not self.allocator.finished:
-            raise Stopped(f"{self.folder.path}: checkpointed at step {self.trainer.state.global_step}")
-        self._write_result()
 
     def _check_shape(self, model: Any) -> None:
         """The planned shape must be the loaded model's, or every FLOP would be wrong."""
@@ -149,9 +156,7 @@ class PointRun:
         return stop or due, stop
 
     def _evaluate(self, step: int, rung: int) -> None:
-        result = evaluate(
-            self.trainer.model, self.engine, self.reward, self.policy, self.problems.heldout, self.config
-        )
+        result = evaluate(self.trainer.model, self.engine, self.reward, self.policy, self.problems.heldout, self.config)
         spent = self.allocator.spent
         phases = ("search", "learning", "reward")
         row = {
@@ -224,6 +229,7 @@ class PointRun:
                 "reward": config.reward.name,
                 "update_fraction": config.update_fraction.name,
                 "seed": config.seed,
+                "weights": self.weights,
                 "simulated": False,
                 "planned": {"rho": self.plan.rho, "flops": self.plan.budget},
                 "flops": {**sums("model"), "eval": totals.model("eval"), "lost": book.lost_flops},
@@ -284,12 +290,6 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.checkpoint_saved(state.global_step)
-
-
-def _printer() -> Any:
-    from transformers import PrinterCallback
-
-    return PrinterCallback
 
 
 def checkpoint_step(path: Path) -> int:

@@ -56,7 +56,7 @@ class Generation:
     trained: list[int]  # passes over each completion
 
 
-class _Endless(IterableDataset):  # type: ignore[misc]
+class _Endless(IterableDataset[dict[str, Any]]):
     """The training loop wants something to iterate over; prompts are drawn per generation instead, because how many
     optimizer steps a generation feeds is only known once it is there."""
 

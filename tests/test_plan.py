@@ -1,0 +1,71 @@
+"""Planning: (C, rho) to kept, mu and steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from race_sweeps.errors import UserError
+from race_sweeps.plan import plan
+from tests.conftest import compose_one
+
+TINY = compose_one("model=tiny-m")
+
+
+@pytest.mark.parametrize("model", ["1.5b", "3b", "7b", "tiny-s", "tiny-m", "tiny-l"])
+@pytest.mark.parametrize("rho", [0.45, 0.55, 0.70, 0.80, 0.90])
+def test_the_published_fractions_are_reachable_and_planned_exactly(model: str, rho: float) -> None:
+    config = compose_one(f"model={model}", f"update_fraction.rho={rho}")
+    made = plan(config)
+    assert made.rho == pytest.approx(rho, abs=1e-9)
+    assert made.flops["total"] == sum(made.flops[p] for p in ("search", "learning", "reward"))
+    assert made.flops["total"] == pytest.approx(made.budget, rel=0.01)
+    assert made.flops["learning"] / made.flops["total"] == pytest.approx(rho, abs=1e-6)
+    assert 2 <= made.kept <= 8
+    assert made.mu == 1 or made.kept == 8  # the smaller mu is preferred
+    assert made.rungs[-1] == made.budget == round(config.budget.flops)
+
+
+def test_published_cells_move_c_and_not_rho() -> None:
+    cells = {a: plan(compose_one("model=3b", f"update_fraction=a{a}")) for a in (40, 70, 100, 140, 180)}
+    assert len({cell.rho for cell in cells.values()}) == 1
+    assert [cells[a].budget for a in cells] == [round(4e18 * f) for f in (0.4, 0.7, 1.0, 1.4, 1.8)]
+    assert all((cell.kept, cell.mu) == (8, 1) for cell in cells.values())
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.3, 0.95, 0.99])
+def test_out_of_reach_names_the_interval_and_a_neighbour_that_works(rho: float) -> None:
+    with pytest.raises(UserError) as caught:
+        plan(compose_one("model=3b", f"update_fraction.rho={rho}"))
+    text = str(caught.value)
+    low, high = map(float, re.search(r"reachable is ([\d.]+) to ([\d.]+)", text).groups())  # type: ignore[union-attr]
+    nearest = float(re.search(r"nearest: update_fraction.rho=([\d.]+)", text).group(1))  # type: ignore[union-attr]
+    assert nearest == (low if rho < low else high)
+    for works in (low, high, nearest):
+        assert plan(compose_one("model=3b", f"update_fraction.rho={works}")).rho == pytest.approx(works)
+
+
+def test_a_budget_below_one_group_is_refused() -> None:
+    with pytest.raises(UserError, match=r"budget.flops=1000: less than one group of 8 completions"):
+        plan(compose_one("model=1.5b", "budget.flops=1000"))
+
+
+@given(st.floats(0.40, 0.90), st.floats(1e10, 1e13))
+def test_a_larger_rho_buys_fewer_completions(rho: float, budget: float) -> None:
+    budgeted = replace(TINY, budget=replace(TINY.budget, flops=budget))
+    low = replace(budgeted, update_fraction=replace(TINY.update_fraction, rho=rho - 0.01))
+    high = replace(budgeted, update_fraction=replace(TINY.update_fraction, rho=rho))
+    assert plan(high).completions <= plan(low).completions
+    assert plan(high).kappa > plan(low).kappa
+
+
+def test_trainer_side_old_logprobs_raise_the_reachable_rho() -> None:
+    sampler = plan(compose_one("model=3b", "train.old_logprobs=sampler"))
+    trainer = plan(compose_one("model=3b", "train.old_logprobs=trainer"))
+    assert trainer.reachable_rho[0] > sampler.reachable_rho[0]
+    assert trainer.completions == sampler.completions  # the same rho leaves the same share to search
+    assert trainer.kappa < sampler.kappa
