@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     DynamicCache,
     GenerationConfig,
 )
@@ -23,8 +24,6 @@ from tests.flops_counting import counted
 
 ROWS, PROMPT, COMPLETION, RANK = 2, 7, 6, 3
 LENGTH = PROMPT + COMPLETION
-SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe")
-DENSE = tuple(name for name in TINY if name not in SPARSE)
 
 
 def build(config: dict[str, Any]) -> Any:
@@ -142,10 +141,11 @@ def test_lora_on_some_modules(name: str, targets: tuple[str, ...], checkpointing
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "mixtral"])
 @pytest.mark.parametrize("labels", [1, 2])
-def test_a_reward_model(name: str, labels: int) -> None:
+@pytest.mark.parametrize("kind", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_a_reward_model(name: str, labels: int, kind: Any) -> None:
     config, (ids, _) = config_of(name), batch()
     made = AutoConfig.for_model(**config, num_labels=labels)
-    model = AutoModelForSequenceClassification.from_config(made, attn_implementation="eager").eval()
+    model = kind.from_config(made, attn_implementation="eager").eval()
     model.config._experts_implementation = "eager"
     with torch.no_grad():
         found = counted(lambda: model(ids, attention_mask=torch.ones_like(ids)))

@@ -69,6 +69,10 @@ def test_all_linear_is_what_peft_adapts(name: str) -> None:
         ({"num_key_value_heads": None}, "num_key_value_heads=None"),
         ({"layer_types": ["full_attention"]}, "layer_types must list 3 layers"),
         ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "sliding_window=0"),
+        (
+            {"architectures": ["Qwen2ForQuestionAnswering"]},
+            "head that cannot be counted; valid: classes that end in For",
+        ),
         ({"model_type": "qwen3_moe"}, "num_experts_per_tok=None|num_experts=None"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "exceeds num_local_experts=2"),
     ],

@@ -62,7 +62,7 @@ def compact_head(device: Any) -> bool:
 def policy_of(model: Any) -> PolicyFlops:
     """The accountant of a loaded model, fully trained or with LoRA. Raises `UserError` for what it cannot count."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
-    shape = ModelShape.from_config(base.config.to_dict(), f"model {type(base).__name__}")
+    shape = ModelShape.from_config(_with_class(base), f"model {type(base).__name__}")
     if base is model:
         return PolicyFlops.full(shape)
     adapted = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A") and len(m.lora_A)}
@@ -251,5 +251,5 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _with_class(model: Any) -> dict[str, Any]:
-    """A reward model's config, with the class it was loaded as: that decides which head it has."""
+    """A model's config, with the class it was loaded as: that decides which head it has."""
     return {**model.config.to_dict(), "architectures": [type(model).__name__], "num_labels": model.config.num_labels}

@@ -269,10 +269,13 @@ FAMILIES = {
     ),
     "qwen3_moe": Family(qk_norm="head", slides=_if_used, window=4096, sparse=True),
 }  # fmt: skip
-REWARD_HEADS: dict[str, Callable[[int, int], tuple[tuple[int, int, bool], ...]]] = {
+HEADS: dict[str, Callable[[int, int], tuple[tuple[int, int, bool], ...]]] = {
+    "ForCausalLM": lambda h, labels: (),
     "ForSequenceClassification": lambda h, labels: ((h, labels, False),),
-    "ForProcessRewardModel": lambda h, labels: ((h, h, True), (h, labels, True)),
+    "ForTokenClassification": lambda h, labels: ((h, labels, True),),
+    "ForProcessRewardModel": lambda h, labels: ((h, h, True), (h, labels, True)),  # Qwen2.5-Math-PRM's own code
 }
+_VALID_HEADS = f"valid: classes that end in {', '.join(HEADS)}"
 
 
 @lru_cache(maxsize=64)
@@ -387,7 +390,11 @@ class _Reader:
         return self.size("sliding_window", family.window) if family.slides(self.config, index) else None
 
     def score(self) -> tuple[tuple[int, int, bool], ...]:
-        architecture = (self.config.get("architectures") or [""])[0]
+        architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
         labels = self.config.get("num_labels") or len(self.config.get("id2label") or {}) or 2
-        found = [head for suffix, head in REWARD_HEADS.items() if architecture.endswith(suffix)]
-        return found[0](self.hidden, labels) if found else ()
+        for suffix, head in HEADS.items():
+            if architecture.endswith(suffix):
+                return head(self.hidden, labels)
+        raise UserError(
+            f"{self.where}: architectures={architecture!r} has a head that cannot be counted; {_VALID_HEADS}"
+        )
