@@ -76,7 +76,7 @@ def test_manifest_and_folders(undisturbed: Path) -> None:
         assert folder.log.exists()
         planned = json.loads(folder.plan.read_text())
         done = result(folder)
-        assert done["flops"]["total"] == pytest.approx(planned["budget"], rel=0.03)
+        assert done["flops"]["total"] == pytest.approx(planned["budget"], rel=0.05)
         assert done["rho"] == pytest.approx(planned["rho"], abs=0.02)
 
 
