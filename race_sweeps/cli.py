@@ -132,7 +132,8 @@ def _run(arguments: Arguments, argv: list[str]) -> int:
 
     from race_sweeps.sweep import write_folders
 
-    points, launcher_config = _points(arguments)
+    planned, launcher_config = _points(arguments)
+    points = list({point.id: point for point in planned}.values())
     launcher = instantiate(launcher_config, _convert_="all")
     _refuse_what_cannot_run(points, launcher)
     folder = write_folders(points, ["python", "-m", "race_sweeps", *argv])
@@ -174,6 +175,8 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
             )
     for point in points:
         config = point.config
+        if config.reward.config is not None:
+            raise UserError(f"reward={config.reward.name}: can be planned, not trained with yet; use reward=sparse")
         if config.data.kind == "file" and config.data.path is None:
             raise UserError(f"data.path: data={config.data.name} reads a file; set data.path=<a JSONL file>")
 

@@ -69,7 +69,14 @@ class LoraConfig:
 
 @dataclass
 class RewardConfig:
+    """The reward system. Rules cost no FLOPs; a reward model has `config`, the published `config.json` fields, and
+    reads prompt + completion + `template_tokens` + `steps` separators of each rollout, scored at the separators."""
+
     name: str = MISSING
+    model: str | None = None
+    config: dict[str, Any] | None = None
+    template_tokens: int = 0
+    steps: int = 1
 
 
 @dataclass
@@ -286,7 +293,7 @@ _SCHEMA = OmegaConf.structured(RunConfig)
 _CHOICES = {
     "model.source": ("ladder", "package", "path"),
     "model.dtype": ("bfloat16", "float32"),
-    "reward.name": ("sparse",),
+    "reward.name": ("sparse", "prm"),
     "rollout.engine": ("transformers",),
     "update_fraction.keep": ("random", "max_variance"),
     "data.kind": ("chain", "file"),
@@ -301,6 +308,7 @@ _POSITIVE = (
     "budget.flops",
     "lora.rank",
     "lora.alpha",
+    "reward.steps",
     "rollout.temperature",
     "rollout.max_completion",
     "rollout.batch",
@@ -318,8 +326,16 @@ _POSITIVE = (
     "eval.samples",
     "eval.batch",
 )
-_NOT_NEGATIVE = ("seed", "rollout.top_k", "train.warmup_steps", "train.weight_decay", "train.beta", "eval.temperature",
-                 "train.checkpoint_seconds")  # fmt: skip
+_NOT_NEGATIVE = (
+    "seed",
+    "reward.template_tokens",
+    "rollout.top_k",
+    "train.warmup_steps",
+    "train.weight_decay",
+    "train.beta",
+    "train.checkpoint_seconds",
+    "eval.temperature",
+)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -10,8 +10,8 @@ from race_sweeps import memory
 from race_sweeps.allocate import MIN_KEPT, Costs
 from race_sweeps.config import DEVICES, RunConfig
 from race_sweeps.errors import UserError
-from race_sweeps.flops import PolicyFlops
-from race_sweeps.models import policy_flops
+from race_sweeps.flops import PolicyFlops, RewardFlops
+from race_sweeps.models import policy_flops, reward_shape
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,14 @@ class Plan:
 
 def costs(config: RunConfig, policy: PolicyFlops) -> Costs:
     """Expected cost of one completion under this configuration."""
+    prompt, completion, scorer = config.rollout.expected_prompt, config.rollout.expected_completion, config.reward
+    model = reward_shape(config)
+    reads = prompt + completion + scorer.template_tokens + scorer.steps
     return Costs.of(
         policy,
-        config.rollout.expected_prompt,
-        config.rollout.expected_completion,
-        reward=0,  # rules cost no FLOPs
+        prompt,
+        completion,
+        reward=0 if model is None else RewardFlops(model).score(reads, scorer.steps),
         old=config.train.old_logprobs == "trainer",
         reference=config.train.beta > 0,
     )
@@ -101,7 +104,7 @@ def plan(config: RunConfig) -> Plan:
     }
     total = sum(flops.values())
     device = config.plan.device
-    needed = memory.estimate(config, policy)
+    needed = memory.estimate(config, policy, reward_shape(config))
     memory.refuse_if_too_large(config, needed)
     return Plan(
         budget=budget,

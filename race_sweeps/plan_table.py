@@ -20,7 +20,7 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
     for name in ("model", "reward", "fraction", "seeds"):
         table.add_column(name, no_wrap=True)
     for name in ("C", "rungs", "rho", "kept", "mu", "generations", "steps", "completions",
-                 "C_search", "C_learning", "C_reward", "GPU-h"):  # fmt: skip
+                 "C_search", "C_learning", "C_reward", "device", "GiB", "GPU-h"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     cells: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
@@ -46,15 +46,19 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
             units.flops(plan.flops["search"]),
             units.flops(plan.flops["learning"]),
             units.flops(plan.flops["reward"]),
+            config.plan.device or "-",
+            f"{plan.memory['total'] / 2**30:.3g}",
             hours,
         )
     console.print(table)
-    total = sum(point.plan.flops["total"] for point in points)
     first = points[0].config
-    line = f"{len(points)} points, {units.flops(total)} of training compute in all (model convention)"
-    if first.plan.device:
-        in_all = sum(point.plan.gpu_hours or 0.0 for point in points)
-        line += f", {in_all:.4g} GPU-hours on {first.plan.device} at {first.plan.utilisation:.0%} utilisation"
+    total = sum(point.plan.flops["total"] for point in {point.id: point for point in points}.values())
+    line = f"{units.flops(total)} of training compute in all (model convention)"
+    for device, utilisation in dict.fromkeys((p.config.plan.device, p.config.plan.utilisation) for p in points):
+        if device:
+            assumed = [p for p in points if (p.config.plan.device, p.config.plan.utilisation) == (device, utilisation)]
+            in_all = sum(point.plan.gpu_hours or 0.0 for point in assumed)
+            line += f", {in_all:.4g} GPU-hours on {device} at {utilisation:.0%} utilisation"
     console.print(line)
     console.print(
         f"expected lengths: prompt {first.rollout.expected_prompt}, completion {first.rollout.expected_completion} "

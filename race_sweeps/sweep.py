@@ -48,12 +48,14 @@ class Point:
 
 
 def make_points(composed: Sequence[tuple[tuple[str, ...], RunConfig]]) -> list[Point]:
-    """Plan every point; equal points are one. Raises `UserError` for the first that cannot be planned."""
-    points: dict[str, Point] = {}
+    """Plan every point. Equal points are one, but for what their plans assume (`plan.device=a100,h200`). Raises
+    `UserError` for the first that cannot be planned."""
+    points: dict[tuple[str, str | None, float], Point] = {}
     for overrides, config in composed:
         identity = point_id(config)
         folder = RunFolder(Path(config.runs_dir) / config.sweep / "points" / identity)
-        points.setdefault(identity, Point(overrides, config, plan(config), folder))
+        assumed = (identity, config.plan.device, config.plan.utilisation)
+        points.setdefault(assumed, Point(overrides, config, plan(config), folder))
     return list(points.values())
 
 

@@ -38,6 +38,14 @@ def test_plan_prints_the_published_grid(capsys: pytest.CaptureFixture[str]) -> N
     assert all(isinstance(p["flops"]["total"], int) for p in points)
 
 
+def test_devices_are_planned_side_by_side_and_run_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-m", "model=3b", "update_fraction=rho70", "seed=0", "plan.device=a100,h200"]) == 0
+    out = capsys.readouterr().out
+    assert "GPU-hours on a100" in out
+    assert "GPU-hours on h200" in out
+    assert "4 EFLOP of training compute in all" in out
+
+
 def test_planning_imports_no_torch() -> None:
     code = f"import sys; from race_sweeps.cli import main; main({PLAN!r}); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -56,6 +64,10 @@ def test_planning_imports_no_torch() -> None:
         (["plam"], "command 'plam': did you mean 'plan'?"),
         (["--multi", "stage=A"], "option --multi: did you mean '--multirun'?"),
         (["model=smollm2-135m"], "data.path: data=gsm8k reads a file"),
+        (
+            ["model=tiny-s", "reward=prm", "budget.flops=1e15", "update_fraction=a100"],
+            "reward=prm: can be planned, not trained with yet",
+        ),
     ],
 )
 def test_mistakes_give_one_line_and_status_2(

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from race_sweeps.errors import UserError
+from race_sweeps.flops import RewardFlops
+from race_sweeps.models import reward_shape
 from race_sweeps.plan import plan
 from tests.conftest import compose_one
 
@@ -69,3 +71,15 @@ def test_trainer_side_old_logprobs_raise_the_reachable_rho() -> None:
     assert trainer.reachable_rho[0] > sampler.reachable_rho[0]
     assert trainer.completions == sampler.completions  # the same rho leaves the same share to search
     assert trainer.kappa < sampler.kappa
+
+
+def test_a_reward_model_is_charged_for_the_tokens_it_reads() -> None:
+    lengths = ("rollout.expected_prompt=256", "rollout.expected_completion=1024", "update_fraction=a100")
+    config = compose_one("model=3b", "reward=prm", *lengths)
+    made, rules = plan(config), plan(compose_one("model=3b", *lengths))
+    scorer = RewardFlops(reward_shape(config))  # type: ignore[arg-type]
+    assert made.flops["reward"] == made.completions * scorer.score(256 + 1024 + 32 + 10, 10)
+    assert rules.flops["reward"] == 0
+    assert made.rho == pytest.approx(0.39, abs=0.01)  # 0.67 with rules: the reward model takes 0.42 of the compute
+    assert made.reachable_rho[1] < rules.reachable_rho[1]
+    assert made.memory["reward"] == 2 * (7_615_616_512 - 152_064 * 3584 + 3584 * 3584 + 3 * 3584 + 2)  # its own head

@@ -33,6 +33,12 @@ def policy_flops(config: RunConfig) -> PolicyFlops:
     return PolicyFlops(shape(config), config.lora.rank, tuple(sorted(config.lora.targets)))
 
 
+def reward_shape(config: RunConfig) -> ModelShape | None:
+    """Sizes of the reward model; None for rules."""
+    fields = config.reward.config
+    return None if fields is None else ModelShape.from_config(fields, f"reward.config of {config.reward.name}")
+
+
 def prepare(config: RunConfig) -> str:
     """What `from_pretrained` takes for this policy; builds or unpacks it on first use."""
     model = config.model
