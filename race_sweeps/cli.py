@@ -85,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `... plan | head`
         sys.stderr.close()
         return 0
+    except KeyboardInterrupt:
+        print("race_sweeps: interrupted; run the same command to continue", file=sys.stderr)
+        return 130
 
 
 def parse(arguments: Sequence[str]) -> Arguments:
@@ -162,6 +165,8 @@ def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None:
     """One line before anything starts, instead of a failure in every point."""
+    from race_sweeps import data
+
     launcher.check()
     heavy = sorted({p.config.model.name for p in points if p.config.model.needs_gpu})
     if heavy:
@@ -177,8 +182,11 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
         config = point.config
         if config.reward.config is not None:
             raise UserError(f"reward={config.reward.name}: can be planned, not trained with yet; use reward=sparse")
-        if config.data.kind == "file" and config.data.path is None:
-            raise UserError(f"data.path: data={config.data.name} reads a file; set data.path=<a JSONL file>")
+    seen: list[tuple[object, int]] = []
+    for config in (point.config for point in points):
+        if (config.data, config.eval.problems) not in seen:  # a broken file is one line here, not a failure per point
+            data.load(config, chat=True)
+            seen.append((config.data, config.eval.problems))
 
 
 def _launch(launcher: Launcher, points: list[Point]) -> list[Outcome]:
@@ -208,6 +216,10 @@ def _hydra(arguments: list[str]) -> int:
     import hydra
 
     from race_sweeps import compose
+
+    multirun = bool({"-m", "--multirun"} & set(arguments))
+    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
+    compose.compose_points(overrides, multirun=multirun)  # mistakes in one line, before Hydra explains at length
 
     sys.argv = [sys.argv[0], *arguments]
     hydra.main(config_path=str(compose.conf_dir()), config_name=compose.CONFIG_NAME, version_base="1.3")(

@@ -258,6 +258,7 @@ def one_line_errors() -> Iterator[None]:
 def nearest_key(key: str) -> str:
     """A hint for an unknown dotted key: the nearest known one, and the valid ones beside it."""
     known = list(keys())
+    known += sorted({k.split(".")[0] for k in known})
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     parent = (near[0] if near else key).rpartition(".")[0]
     siblings = [k for k in known if k.rpartition(".")[0] == parent] or sorted({k.split(".")[0] for k in known})
@@ -375,6 +376,9 @@ def check(config: RunConfig) -> None:
         "budget.rungs",
         "shares of the budget, ascending, the last one 1, for example [0.25,0.5,1.0]",
     )
+    require(config.seed < 2**32, "seed", "must be below 2**32")
+    require(bool(config.runs_dir.strip()), "runs_dir", "name a folder")
+    require(config.update_fraction.max_passes >= 1, "update_fraction.max_passes", "at least one pass")
     require(0 <= config.budget.tolerance < 0.1, "budget.tolerance", "a share between 0 and 0.1")
     rho = config.update_fraction.rho
     require(rho is None or 0 < rho < 1, "update_fraction.rho", "must lie between 0 and 1 (or be null)")

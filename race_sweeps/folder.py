@@ -67,8 +67,12 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """`result.json` is written last and atomically: its presence means done."""
-        return self.result.exists()
+        """`result.json` is written last and atomically: its presence means done. A damaged one does not count: the run
+        is taken up again and writes a new one."""
+        try:
+            return bool(json.loads(self.result.read_text(encoding="utf-8"))["status"] == "done")
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -51,7 +51,6 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
             hours,
         )
     console.print(table)
-    first = points[0].config
     total = sum(point.plan.flops["total"] for point in {point.id: point for point in points}.values())
     line = f"{units.flops(total)} of training compute in all (model convention)"
     for device, utilisation in dict.fromkeys((p.config.plan.device, p.config.plan.utilisation) for p in points):
@@ -60,7 +59,13 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
             in_all = sum(point.plan.gpu_hours or 0.0 for point in assumed)
             line += f", {in_all:.4g} GPU-hours on {device} at {utilisation:.0%} utilisation"
     console.print(line)
-    console.print(
-        f"expected lengths: prompt {first.rollout.expected_prompt}, completion {first.rollout.expected_completion} "
-        "tokens (rollout.expected_prompt, rollout.expected_completion)"
-    )
+    lengths: dict[tuple[int, int], list[str]] = {}
+    for point in points:
+        rollout = point.config.rollout
+        models = lengths.setdefault((rollout.expected_prompt, rollout.expected_completion), [])
+        models += [point.config.model.name] * (point.config.model.name not in models)
+    for (prompt, completion), names in lengths.items():
+        console.print(
+            f"expected lengths of {', '.join(names)}: prompt {prompt}, completion {completion} tokens "
+            "(rollout.expected_prompt, rollout.expected_completion)"
+        )

@@ -59,6 +59,32 @@ def test_a_bad_row_is_named(tmp_path: Path, row: dict[str, str], says: str) -> N
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "the file is empty"),
+        (b"[1, 2]\n", "line 1: not an object but a list"),
+        (b'{"question": "q"', "line 1: not JSON"),
+        (b"\xff\xfe\x00", "cannot be read as text"),
+    ],
+)
+def test_a_file_that_is_not_jsonl_is_refused(tmp_path: Path, text: bytes, says: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(UserError) as caught:
+        data.load(compose_one("model=smollm2-135m", f"data.path={path}"), chat=True)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_last_line_needs_no_newline(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", gsm8k_rows(600))
+    path.write_text(path.read_text().rstrip("\n"))
+    config = compose_one("model=smollm2-135m", f"data.path={path}")
+    problems = data.load(config, chat=True)
+    assert len(problems.train) + len(problems.heldout) >= 560
+
+
 def test_too_few_held_out_problems_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", gsm8k_rows(30))
     with pytest.raises(UserError, match=r"eval.problems=32: .* leaves \d held-out problems"):

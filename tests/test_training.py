@@ -112,11 +112,53 @@ def test_a_checkpoint_without_its_mark_is_not_used(reference: RunFolder, make_po
         path = folder.checkpoints / f"checkpoint-{step}"
         path.mkdir(parents=True)
         if complete:
-            (path / COMPLETE).touch()
+            (path / COMPLETE).write_text("{}")
     newest = newest_checkpoint(folder)
     assert newest is not None
     assert newest.name == "checkpoint-3"
     assert not (folder.checkpoints / "checkpoint-7").exists()
+
+
+@pytest.mark.parametrize("damage", ["absent", "edited"])
+def test_a_ledger_that_does_not_match_its_checkpoint_is_refused(damage: str, make_point: MakePoint) -> None:
+    folder = make_point([*SMALL, "train.checkpoint_seconds=0"])
+    process = start(folder)
+    while not list(folder.checkpoints.glob("checkpoint-*/complete")):
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    if damage == "absent":
+        folder.ledger.unlink()
+    else:
+        lines = folder.ledger.read_text().splitlines(keepends=True)
+        folder.ledger.write_text("".join([lines[0], *lines[2:]]))
+    again = start(folder)
+    _, errors = again.communicate()
+    assert again.returncode != 0
+    assert "restore the ledger from a copy, or remove" in errors
+    assert not folder.done
+
+
+def test_a_step_past_several_rungs_is_evaluated_and_ledgered_once(make_point: MakePoint) -> None:
+    folder = make_point(["model=tiny-s", "budget.flops=3e8", "eval.problems=16"])
+    assert attempt(folder) == 0
+    rows = list(read_rows(folder.evals))
+    assert [row["rung"] for row in rows] == [0, 1, 2, 3]
+    assert len({row["step"] for row in rows}) < 4
+    evaluated = [r for r in read_rows(folder.ledger) if r["phase"] == "eval"]
+    assert len(evaluated) == len({row["step"] for row in rows})
+    assert result(folder)["flops"]["eval"] == sum(r["model_flops"] for r in evaluated)
+
+
+def test_a_damaged_result_is_written_again(reference: RunFolder, tmp_path: Path) -> None:
+    import shutil
+
+    folder = RunFolder(tmp_path / "copy")
+    shutil.copytree(reference.path, folder.path)
+    folder.result.write_text("{")
+    assert not folder.done
+    assert attempt(folder) == 0
+    assert result(folder) == result(reference)
 
 
 @pytest.mark.parametrize("rho", [0.5, 0.9])

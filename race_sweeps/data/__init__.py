@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from race_sweeps import answers
 from race_sweeps.config import DataConfig, RunConfig
 from race_sweeps.data import chain
 from race_sweeps.errors import UserError
-from race_sweeps.folder import read_rows
 
 Problem = dict[str, Any]
 
@@ -56,7 +57,7 @@ def _from_file(data: DataConfig) -> tuple[list[dict[str, str]], list[dict[str, s
     if data.path is None:
         raise UserError(f"data.path: data={data.name} reads a file; set data.path=<a JSONL file>")
     sides: tuple[list[dict[str, str]], list[dict[str, str]]] = ([], [])
-    for number, row in enumerate(read_rows(Path(data.path)), 1):
+    for number, row in _rows(Path(data.path)):
         where = f"{data.path}: line {number}"
         problem = {"question": _text(row, data.question, where), "answer": _text(row, data.answer, where)}
         try:
@@ -66,6 +67,27 @@ def _from_file(data: DataConfig) -> tuple[list[dict[str, str]], list[dict[str, s
         share = int.from_bytes(hashlib.sha256(problem["question"].encode()).digest()[:8], "big") / 2**64
         sides[share < data.heldout_share].append(problem)
     return sides
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers and objects of a JSONL file; blank lines are passed over. Raises `UserError` naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"data.path={path}: cannot be read as text ({error}); give a JSONL file") from None
+    if not any(line.strip() for line in lines):
+        raise UserError(f"data.path={path}: the file is empty; give a JSONL file")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}: line {number}: not JSON ({error}); JSONL has one object a line") from None
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"{path}: line {number}: not an object but a {type(row).__name__}; JSONL has one a line"
+                )
+            yield number, row
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:

@@ -365,6 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; what is built is kept", file=sys.stderr)
+        return 130
     return 0
 
 

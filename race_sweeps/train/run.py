@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import math
 import os
@@ -13,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: pinned and tested
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
@@ -51,6 +51,7 @@ def run_point(path: str) -> None:
 
     Raises `Busy` when another process is writing the folder, `Stopped` when SIGTERM made it checkpoint and end.
     """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: pinned and tested
     folder = RunFolder(Path(path))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
     transformers_logging.disable_progress_bar()
@@ -89,6 +90,8 @@ class PointRun:
         self.writer = LedgerWriter(folder.ledger, resume_step=start, on_torn=log.warning)
         for row in ledger.read(folder.ledger).rows:
             self.allocator.record(row)
+        if self.checkpoint is not None:
+            self._check_ledger(self.checkpoint)
         self.evaluated = {row["rung"] for row in read_rows(folder.evals)}
         if self.writer.attempt > 1:
             log.info("attempt %d continues after step %d", self.writer.attempt, start)
@@ -137,9 +140,18 @@ class PointRun:
         self._check_shape(model)
         signal.signal(signal.SIGTERM, self._request_stop)
         if 0 not in self.evaluated:
-            self._evaluate(step=0, rung=0)
+            self._evaluate(0, [0])
         if not self.allocator.finished:
             self.trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
+
+    def _check_ledger(self, checkpoint: Path) -> None:
+        """The ledger must hold exactly what had been spent when the checkpoint was written."""
+        expected = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))["flops"]
+        if self.allocator.spent.total != expected:
+            raise UserError(
+                f"{self.folder.ledger}: holds {self.allocator.spent.total} FLOPs, but {checkpoint.name} was written at "
+                f"{expected}; restore the ledger from a copy, or remove {self.folder.checkpoints} to start over"
+            )
 
     def _check_shape(self, model: Any) -> None:
         """The planned shape must be the loaded model's, or every FLOP would be wrong."""
@@ -157,33 +169,41 @@ class PointRun:
 
     def end_of_generation(self, step: int) -> tuple[bool, bool]:
         """Evaluate the rungs that were reached. Returns whether to checkpoint, and whether to stop."""
-        for number, rung in enumerate(self.plan.rungs, 1):
-            if number not in self.evaluated and self.allocator.reached(rung):
-                self._evaluate(step, number)
-                self._write_rollouts(step)
+        reached = [
+            number
+            for number, rung in enumerate(self.plan.rungs, 1)
+            if number not in self.evaluated and self.allocator.reached(rung)
+        ]
+        if reached:
+            self._evaluate(step, reached)
+            self._write_rollouts(step)
         stop = self.allocator.finished or self.stop_requested
         due = time.monotonic() - self.saved_at >= self.config.train.checkpoint_seconds
         return stop or due, stop
 
-    def _evaluate(self, step: int, rung: int) -> None:
+    def _evaluate(self, step: int, rungs: list[int]) -> None:
+        """Evaluate once; a row for each of `rungs` (several when one step passed them; 0 is before training)."""
         result = evaluate(self.trainer.model, self.engine, self.reward, self.policy, self.problems.heldout, self.config)
-        spent = self.allocator.spent
+        spent = self.allocator.spent if step else ledger.Totals()
         phases = ("search", "learning", "reward")
-        row = {
-            "v": 1,
-            "step": step,
-            "rung": rung,
-            "budget": self.plan.rungs[rung - 1] if rung else 0,
-            **result.metrics,
-            "flops": {**{p: spent.model(p) for p in phases}, "total": spent.total},
-            "rho": spent.rho,
-            "seconds": round(sum(spent.seconds[p] for p in phases), 3),
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        }
+        rows = [
+            {
+                "v": 1,
+                "step": step,
+                "rung": rung,
+                "budget": self.plan.rungs[rung - 1] if rung else 0,
+                **result.metrics,
+                "flops": {**{p: spent.model(p) for p in phases}, "total": spent.total},
+                "rho": spent.rho,
+                "seconds": round(sum(spent.seconds[p] for p in phases), 3),
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            }
+            for rung in rungs
+        ]
         self.record(Row(step, "eval", result.flops, result.tokens, result.completions, result.seconds))
-        append_rows(self.folder.evals, [row])
-        self.evaluated.add(rung)
-        log.info("rung %d at step %d: pass@1 %.3f", rung, step, result.metrics["pass@1"])
+        append_rows(self.folder.evals, rows)
+        self.evaluated.update(rungs)
+        log.info("rung %s at step %d: pass@1 %.3f", rungs, step, result.metrics["pass@1"])
 
     def _write_rollouts(self, step: int) -> None:
         """A sample of the last generation's completions, for people to read."""
@@ -215,7 +235,7 @@ class PointRun:
         for file in path.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
-        (path / COMPLETE).touch()
+        write_json(path / COMPLETE, {"step": step, "flops": self.allocator.spent.total})
         sync_folder(path)
         sync_folder(path.parent)
         self.saved_at = time.monotonic()
