@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from race_sweeps.errors import UserError, choices
+from race_sweeps.errors import UserError, choices, exit_status
 
 if TYPE_CHECKING:
     from analysis.findings import Findings
@@ -40,14 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 2 after a user's mistake (one line on stderr)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _run(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return exit_status("analysis", lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:

@@ -125,7 +125,7 @@ def load_sweep(folder: Path) -> Sweep:
     for point in ids:
         run = RunFolder(folder / "points" / point)
         try:
-            if run.done:
+            if run.result.exists():
                 finished.append(_read_point(run, entries.get(point, {}), notes))
             else:
                 unfinished.append(_progress(run))

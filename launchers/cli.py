@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from race_sweeps.errors import UserError, choices
+from race_sweeps.errors import UserError, choices, exit_status
 
 if TYPE_CHECKING:
     from launchers.states import PointState
@@ -62,16 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return _run(arguments)
-    except UserError as error:
-        print(f"launchers: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `... status | head`
-        sys.stderr.close()
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    return exit_status("launchers", lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:

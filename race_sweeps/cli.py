@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from race_sweeps.errors import UserError, choices
+from race_sweeps.errors import UserError, choices, exit_status
 
 if TYPE_CHECKING:
     from launchers import Launcher, Outcome
@@ -70,24 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command != "flops" and any(a in ("-h", "--help") for a in [command, *arguments]):
         print(HELP, end="")
         return 0
-    try:
-        if command == "flops":
-            from race_sweeps.flops.cli import main as count_flops
+    return exit_status("race_sweeps", lambda: _dispatch(command, arguments))
 
-            return count_flops(arguments[1:])
-        if any(a.split("=")[0] in HYDRA_FLAGS for a in arguments):
-            return _hydra(arguments)
-        parsed = parse(arguments)
-        return _plan(parsed) if parsed.command == "plan" else _run(parsed, arguments)
-    except UserError as error:
-        print(f"race_sweeps: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `... plan | head`
-        sys.stderr.close()
-        return 0
-    except KeyboardInterrupt:
-        print("race_sweeps: interrupted; run the same command to continue", file=sys.stderr)
-        return 130
+
+def _dispatch(command: str, arguments: list[str]) -> int:
+    if command == "flops":
+        from race_sweeps.flops.cli import main as count_flops
+
+        return count_flops(arguments[1:])
+    if any(a.split("=")[0] in HYDRA_FLAGS for a in arguments):
+        return _hydra(arguments)
+    parsed = parse(arguments)
+    return _plan(parsed) if parsed.command == "plan" else _run(parsed, arguments)
 
 
 def parse(arguments: Sequence[str]) -> Arguments:

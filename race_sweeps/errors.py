@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class UserError(Exception):
@@ -14,6 +15,22 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def exit_status(program: str, run: Callable[[], int]) -> int:
+    """Run a command line and return its exit status: a user's mistake is one line and 2, Ctrl-C one line and 130, a
+    closed pipe (`... | head`) nothing and 0."""
+    try:
+        return run()
+    except UserError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; the same command goes on from what is there", file=sys.stderr)
+        return 130
 
 
 def choices(name: str, valid: Iterable[str]) -> str:

@@ -121,7 +121,7 @@ def test_out_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["report", str(tmp_path / "s"), "--out", str(tmp_path / "file")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: cannot write the report into")
+    assert error.startswith("analysis: cannot write the report into")
     assert error.count("\n") == 1
 
 

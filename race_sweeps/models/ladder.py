@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from race_sweeps.data import chain
-from race_sweeps.errors import UserError, choices
+from race_sweeps.errors import UserError, choices, exit_status
 from race_sweeps.folder import write_json
 from race_sweeps.models.cache import build_once, cache_folder
 
@@ -352,23 +352,19 @@ def _answers(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the named policies (default: all), in as many processes as there are cores; print what they reached."""
     import argparse
-    import sys
 
     parser = argparse.ArgumentParser(
         prog="python -m race_sweeps.models.ladder", description="Build the embedded tiny policies into the cache."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(LADDER)} (default: all)")
     names = list(dict.fromkeys(parser.parse_args(arguments).names)) or list(LADDER)
-    try:
+
+    def build_and_show() -> int:
         build_all(names)
         _print_figures(names)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; what is built is kept", file=sys.stderr)
-        return 130
-    return 0
+        return 0
+
+    return exit_status("ladder", build_and_show)
 
 
 def build_all(names: Sequence[str]) -> None:
