@@ -70,8 +70,8 @@ class RunFolder:
         """`result.json` is written last and atomically: its presence means done. A damaged one does not count: the run
         is taken up again and writes a new one."""
         try:
-            return bool(json.loads(self.result.read_text(encoding="utf-8"))["status"] == "done")
-        except (OSError, ValueError, LookupError, TypeError):
+            return isinstance(json.loads(self.result.read_text(encoding="utf-8")), dict)
+        except (OSError, ValueError):
             return False
 
 
