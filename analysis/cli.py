@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from race_sweeps.errors import UserError, choices, exit_status
+from race_sweeps.errors import UserError, exit_status, refuse_unknown_command
 
 if TYPE_CHECKING:
     from analysis.findings import Findings
@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     parser = _parser()
-    first = next((a for a in arguments if not a.startswith("-")), None)
-    if first is not None and first not in COMMANDS:
-        raise UserError(f"command {first!r}: {choices(first, COMMANDS)}")
+    refuse_unknown_command(arguments, COMMANDS)
     options = parser.parse_args(arguments)
     if options.command is None:
         raise UserError(f"give a command: {', '.join(COMMANDS)}; see python -m analysis --help")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from race_sweeps.errors import UserError, choices, exit_status
+from race_sweeps.errors import UserError, choices, exit_status, refuse_unknown_command
 
 if TYPE_CHECKING:
     from launchers.states import PointState
@@ -67,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     parser = _parser()
-    first = next((a for a in arguments if not a.startswith("-")), None)
-    if first is not None and first not in COMMANDS:
-        raise UserError(f"command {first!r}: {choices(first, COMMANDS)}")
+    refuse_unknown_command(arguments, COMMANDS)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()

@@ -41,6 +41,14 @@ def choices(name: str, valid: Iterable[str]) -> str:
     return f"{hint}valid: {', '.join(options)}"
 
 
+def refuse_unknown_command(arguments: Iterable[str], commands: Iterable[str]) -> None:
+    """Raise `UserError` when the first word that is no option is none of `commands`, with the nearest of them."""
+    valid = list(commands)
+    first = next((a for a in arguments if not a.startswith("-")), None)
+    if first is not None and first not in valid:
+        raise UserError(f"command {first!r}: {choices(first, valid)}")
+
+
 class Busy(Exception):
     """Another process is working in this run folder."""
 
