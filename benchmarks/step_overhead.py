@@ -78,7 +78,8 @@ def plain(config: RunConfig, steps: int) -> float:
     clock = Clock(steps, steps_per_generation(config))
 
     def correct(completions: list[str], question: list[str], answer: list[str], **_: Any) -> list[float]:
-        return reward(question, answer, completions).values
+        n = len(completions)
+        return reward(rewards.Batch(question, answer, completions, [0] * n, [False] * n)).values
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(

@@ -174,7 +174,7 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
             )
     for point in points:
         config = point.config
-        if config.reward.config is not None:
+        if config.reward.scorer.config is not None:
             raise UserError(f"reward={config.reward.name}: can be planned, not trained with yet; use reward=sparse")
     seen: list[tuple[object, int]] = []
     for config in (point.config for point in points):

@@ -68,15 +68,35 @@ class LoraConfig:
 
 
 @dataclass
-class RewardConfig:
-    """The reward system. Rules cost no FLOPs; a reward model has `config`, the published `config.json` fields, and
-    reads prompt + completion + `template_tokens` + `steps` separators of each rollout, scored at the separators."""
+class ScorerConfig:
+    """A model that scores solutions step by step: as the reward (`reward.scorer`) or as the common judge (`judge`).
+    `name` null: there is none. `source`: `ladder` (embedded tiny PRM) or `path` (a Hub id or a folder). `config`: the
+    published `config.json` fields. It reads prompt + completion + `template_tokens` + `steps` separators of each
+    rollout (expected, for the plan). `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought
+    labels. `max_tokens`: longer texts are truncated and counted; `batch`: texts at a time."""
 
-    name: str = MISSING
-    model: str | None = None
+    name: str | None = None
+    source: str = "path"
+    path: str | None = None
     config: dict[str, Any] | None = None
+    dtype: str = "bfloat16"
     template_tokens: int = 0
     steps: int = 1
+    aggregate: str = "scalar"
+    max_tokens: int = 4096
+    batch: int = 8
+
+
+@dataclass
+class RewardConfig:
+    """The reward system. `name` labels it, `kind` says what it is. Rules cost no FLOPs; `prm` and `prm_proxy` run a
+    model. `weights`: of the named components a kind adds up. `function`: dotted path of a user's own (`custom`)."""
+
+    name: str = MISSING
+    kind: str = MISSING
+    weights: dict[str, float] = field(default_factory=dict)
+    function: str | None = None
+    scorer: ScorerConfig = field(default_factory=ScorerConfig)
 
 
 @dataclass
@@ -188,6 +208,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    judge: ScorerConfig = field(default_factory=ScorerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     update_fraction: UpdateFractionConfig = field(default_factory=UpdateFractionConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
@@ -294,7 +315,11 @@ _SCHEMA = OmegaConf.structured(RunConfig)
 _CHOICES = {
     "model.source": ("ladder", "package", "path"),
     "model.dtype": ("bfloat16", "float32"),
-    "reward.name": ("sparse", "prm"),
+    "reward.kind": ("sparse", "prm"),
+    "reward.scorer.source": ("ladder", "path"),
+    "reward.scorer.aggregate": ("scalar", "thought"),
+    "judge.source": ("ladder", "path"),
+    "judge.aggregate": ("scalar", "thought"),
     "rollout.engine": ("transformers",),
     "update_fraction.keep": ("random", "max_variance"),
     "data.kind": ("chain", "file"),
@@ -309,7 +334,11 @@ _POSITIVE = (
     "budget.flops",
     "lora.rank",
     "lora.alpha",
-    "reward.steps",
+    "reward.scorer.steps",
+    "reward.scorer.max_tokens",
+    "reward.scorer.batch",
+    "judge.max_tokens",
+    "judge.batch",
     "rollout.temperature",
     "rollout.max_completion",
     "rollout.batch",
@@ -329,7 +358,7 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "seed",
-    "reward.template_tokens",
+    "reward.scorer.template_tokens",
     "rollout.top_k",
     "train.warmup_steps",
     "train.weight_decay",
@@ -366,7 +395,7 @@ def check(config: RunConfig) -> None:
         require(math.isfinite(get(config, key)) and get(config, key) > 0, key, "must be a positive number")
     for key in _NOT_NEGATIVE:
         require(math.isfinite(get(config, key)) and get(config, key) >= 0, key, "must not be negative")
-    for key in ("stage", "sweep", "model.name"):
+    for key in ("stage", "sweep", "model.name", "reward.name"):
         require(bool(_SAFE_NAME.fullmatch(get(config, key))), key, "use letters, digits, '.', '_' and '-'")
 
     rungs = config.budget.rungs

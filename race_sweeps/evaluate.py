@@ -12,9 +12,8 @@ from race_sweeps.config import EvalConfig, RunConfig
 from race_sweeps.data import Problem
 from race_sweeps.flops import Flops, PolicyFlops
 from race_sweeps.ledger import Tokens
-from race_sweeps.rewards import Reward, Sparse
-from race_sweeps.rollouts import Sampling
-from race_sweeps.rollouts.transformers import TransformersEngine
+from race_sweeps.rewards import Batch, Reward, Sparse
+from race_sweeps.rollouts import Engine, Sampling
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Evaluation:
 
 def evaluate(
     model: Any,
-    engine: TransformersEngine,
+    engine: Engine,
     reward: Reward,
     policy: PolicyFlops,
     problems: list[Problem],
@@ -44,19 +43,22 @@ def evaluate(
     settings: EvalConfig = config.eval
     rows = [problem for problem in problems for _ in range(settings.samples)]
     by_length = sorted(range(len(rows)), key=lambda i: len(str(rows[i]["prompt"])))  # less padding
-    engine = TransformersEngine(engine.tokenizer, policy, settings.batch)
-    sampling = Sampling(config.rollout.max_completion, settings.temperature)
+    sampling = Sampling(config.rollout.max_completion, settings.batch, settings.temperature)
     rollouts = engine.sample(model, [rows[i]["prompt"] for i in by_length], sampling, zlib.crc32(b"evaluation"))
-    texts = engine.tokenizer.batch_decode(rollouts.completion_ids, skip_special_tokens=True)
-    questions = [rows[i]["question"] for i in by_length]
-    references = [rows[i]["answer"] for i in by_length]
-    native = reward(questions, references, texts)
-    correct = Sparse(config.data.extract)(questions, references, texts).values
+    prompts = [len(ids) for ids in rollouts.prompt_ids]
+    lengths = [len(ids) for ids in rollouts.completion_ids]
+    batch = Batch(
+        questions=[rows[i]["question"] for i in by_length],
+        references=[rows[i]["answer"] for i in by_length],
+        completions=engine.decode(rollouts.completion_ids),
+        tokens=[p + t for p, t in zip(prompts, lengths, strict=True)],
+        truncated=rollouts.truncated,
+    )
+    native = reward(batch)
+    correct = Sparse(config.data.extract)(batch).values
     rates = [0.0] * len(problems)
     for i, value in zip(by_length, correct, strict=True):
         rates[i // settings.samples] += value / settings.samples
-    prompts = [len(ids) for ids in rollouts.prompt_ids]
-    lengths = [len(ids) for ids in rollouts.completion_ids]
     mean = sum(rates) / len(rates)
     variance = sum((r - mean) ** 2 for r in rates) / max(1, len(rates) - 1)
     return Evaluation(

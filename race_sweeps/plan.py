@@ -43,7 +43,11 @@ class Plan:
 
 def costs(config: RunConfig, policy: PolicyFlops) -> Costs:
     """Expected cost of one completion under this configuration."""
-    prompt, completion, scorer = config.rollout.expected_prompt, config.rollout.expected_completion, config.reward
+    prompt, completion, scorer = (
+        config.rollout.expected_prompt,
+        config.rollout.expected_completion,
+        config.reward.scorer,
+    )
     model = reward_shape(config)
     reads = prompt + completion + scorer.template_tokens + scorer.steps
     return Costs.of(

@@ -99,9 +99,9 @@ def test_a_generation_batch(name: str, rows: int) -> None:
 
     policy = policy_flops(config_of(f"model={name}"))
     tokenizer = AutoTokenizer.from_pretrained(ladder.build(name), padding_side="left")
-    engine, model = TransformersEngine(tokenizer, policy, rows), adapted(name, "float32")
+    engine, model = TransformersEngine(tokenizer, policy), adapted(name, "float32")
     sampled: list[Rollouts] = []
-    found = peak(lambda: sampled.append(engine.sample(model, ["7+3*8-2+1="] * rows, Sampling(40), 0)))
+    found = peak(lambda: sampled.append(engine.sample(model, ["7+3*8-2+1="] * rows, Sampling(40, rows), 0)))
     longest = max(map(len, sampled[0].completion_ids))
     prompt = len(sampled[0].prompt_ids[0])
     assert memory._generation(policy.shape, rows, prompt, longest, 4) == pytest.approx(found, rel=TOLERANCE)

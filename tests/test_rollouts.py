@@ -24,7 +24,7 @@ def parts() -> tuple[Any, Any]:
     location = models.prepare(config)
     model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(location, padding_side="left")
-    return model, TransformersEngine(tokenizer, models.policy_flops(config), batch=3)
+    return model, TransformersEngine(tokenizer, models.policy_flops(config))
 
 
 def test_logprobs_are_those_of_the_sampled_tokens(parts: tuple[Any, Any]) -> None:
@@ -34,7 +34,7 @@ def test_logprobs_are_those_of_the_sampled_tokens(parts: tuple[Any, Any]) -> Non
 
     model, engine = parts
     for temperature in (1.0, 0.7):
-        rollouts = engine.sample(model, PROMPTS, Sampling(18, temperature), seed=1)
+        rollouts = engine.sample(model, PROMPTS, Sampling(18, 3, temperature), seed=1)
         for prompt, completion, logprobs in zip(
             rollouts.prompt_ids, rollouts.completion_ids, rollouts.logprobs, strict=True
         ):
@@ -51,11 +51,11 @@ def test_a_seed_is_a_sample_and_leaves_no_trace(parts: tuple[Any, Any]) -> None:
 
     model, engine = parts
     before = torch.get_rng_state()
-    first = engine.sample(model, PROMPTS, Sampling(18), seed=5)
+    first = engine.sample(model, PROMPTS, Sampling(18, 3), seed=5)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    assert engine.sample(model, PROMPTS, Sampling(18), seed=5) == first
-    assert engine.sample(model, PROMPTS, Sampling(18), seed=6).completion_ids != first.completion_ids
+    assert engine.sample(model, PROMPTS, Sampling(18, 3), seed=5) == first
+    assert engine.sample(model, PROMPTS, Sampling(18, 3), seed=6).completion_ids != first.completion_ids
     assert not model.training
 
 
@@ -64,8 +64,8 @@ def test_completions_end_at_a_stop_token_or_are_marked_truncated(parts: tuple[An
 
     model, engine = parts
     eos = engine.tokenizer.eos_token_id
-    whole = engine.sample(model, PROMPTS, Sampling(18, 0.0), seed=0)
-    short = engine.sample(model, PROMPTS, Sampling(3, 0.0), seed=0)
+    whole = engine.sample(model, PROMPTS, Sampling(18, 3, 0.0), seed=0)
+    short = engine.sample(model, PROMPTS, Sampling(3, 3, 0.0), seed=0)
     assert whole.truncated == [False] * 4
     assert all(ids[-1] == eos and eos not in ids[:-1] for ids in whole.completion_ids)
     assert short.truncated == [True] * 4

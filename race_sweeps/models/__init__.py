@@ -35,8 +35,8 @@ def policy_flops(config: RunConfig) -> PolicyFlops:
 
 def reward_shape(config: RunConfig) -> ModelShape | None:
     """Sizes of the reward model; None for rules."""
-    fields = config.reward.config
-    return None if fields is None else ModelShape.from_config(fields, f"reward.config of {config.reward.name}")
+    scorer = config.reward.scorer
+    return None if scorer.config is None else ModelShape.from_config(scorer.config, f"reward.scorer of {scorer.name}")
 
 
 def prepare(config: RunConfig) -> str:

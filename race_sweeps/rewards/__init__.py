@@ -4,31 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from race_sweeps import answers
 from race_sweeps.config import RunConfig
 from race_sweeps.flops import Flops
+from race_sweeps.ledger import Tokens
 
 NO_FLOPS = Flops()
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Completions to score; parallel sequences, one entry per completion. `tokens`: the policy's prompt + completion
+    tokens of each (what the paper convention multiplies); `truncated`: it was cut off at the length limit."""
+
+    questions: Sequence[str]
+    references: Sequence[str]
+    completions: Sequence[str]
+    tokens: Sequence[int]
+    truncated: Sequence[bool]
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+
+@dataclass(frozen=True)
 class Scores:
-    """One value per completion, named components of it, and what scoring cost (rules: 0 FLOPs)."""
+    """One value per completion, named components of it, and what scoring cost (rules: 0 FLOPs). `tokens`: those a
+    reward model read. `counts`: events of this batch, for example {"verifier/timeouts": 1, "scorer/truncated": 2}."""
 
     values: list[float]
     components: dict[str, list[float]] = field(default_factory=dict)
     flops: Flops = NO_FLOPS
+    tokens: Tokens = Tokens()
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class Reward(Protocol):
-    """A reward system. `questions`, `references` and `completions` are parallel, one entry per completion."""
+    """A reward system, or a judge: scores a batch of completions."""
 
     @property
     def name(self) -> str: ...
 
-    def __call__(self, questions: Sequence[str], references: Sequence[str], completions: Sequence[str]) -> Scores: ...
+    def __call__(self, batch: Batch) -> Scores: ...
 
 
 @dataclass(frozen=True)
@@ -38,12 +57,13 @@ class Sparse:
     extract: str
     name: str = "sparse"
 
-    def __call__(self, questions: Sequence[str], references: Sequence[str], completions: Sequence[str]) -> Scores:
-        pairs = zip(completions, references, strict=True)
+    def __call__(self, batch: Batch) -> Scores:
+        pairs = zip(batch.completions, batch.references, strict=True)
         values = [float(answers.correct(completion, answer, self.extract)) for completion, answer in pairs]
         return Scores(values, {"correct": values})
 
 
-def make(config: RunConfig) -> Reward:
-    """The reward system of a run."""
+def make(config: RunConfig, model: Any = None, tokenizer: Any = None) -> Reward:
+    """The reward system of a run. `model`: the policy (PEFT), `tokenizer`: its own; for rewards that ask the frozen
+    base policy."""
     return Sparse(config.data.extract)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,25 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy."""
+    """How to sample. `temperature` 0 is greedy. `batch`: completions at a time, for engines that pad."""
 
     max_completion: int
+    batch: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+
+
+class Engine(Protocol):
+    """Samples from the policy as it is now."""
+
+    def sample(self, model: Any, prompts: Sequence[Any], sampling: Sampling, seed: int) -> Rollouts:
+        """One completion per entry of `prompts` (texts or conversations; repeat a prompt, in sequence, for a group).
+        `model`: the PEFT policy being trained; an engine that keeps its own weights takes the adapter from it. The
+        same seed gives the same completions, whatever was drawn before."""
+
+    def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of completions, special tokens left out."""
+
+    def close(self) -> None:
+        """Free what the engine holds."""

@@ -37,8 +37,15 @@ class _SampledLogProbs(LogitsProcessor):  # type: ignore[misc]
 class TransformersEngine:
     """Samples from a model that is already in memory, the LoRA adapter applied unmerged."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, policy: PolicyFlops, batch: int) -> None:
-        self.tokenizer, self.policy, self.batch = tokenizer, policy, batch
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, policy: PolicyFlops) -> None:
+        self.tokenizer, self.policy = tokenizer, policy
+
+    def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of completions, special tokens left out."""
+        return list(self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True))
+
+    def close(self) -> None:
+        """Nothing to free: the model is the trainer's."""
 
     def tokenize(self, prompts: Sequence[Any]) -> list[list[int]]:
         """Token ids of text prompts, or of conversations through the tokenizer's chat template."""
@@ -59,8 +66,8 @@ class TransformersEngine:
         executed = 0
         stops = self._stop_tokens(model)
         with _sampling_from(model), _seeded(seed, model.device):
-            for start in range(0, len(prompt_ids), self.batch):
-                ids = prompt_ids[start : start + self.batch]
+            for start in range(0, len(prompt_ids), sampling.batch):
+                ids = prompt_ids[start : start + sampling.batch]
                 tokens, scores = self._generate(model, ids, sampling, stops)
                 completion_ids += tokens
                 logprobs += scores

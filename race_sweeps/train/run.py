@@ -121,8 +121,8 @@ class PointRun:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, config.model.dtype)).to(device)
         self.problems = data.load(config, chat=tokenizer.chat_template is not None)
-        self.reward = rewards.make(config)
-        self.engine = TransformersEngine(tokenizer, self.policy, config.rollout.batch)
+        self.reward = rewards.make(config, model, tokenizer)
+        self.engine = TransformersEngine(tokenizer, self.policy)
         self.trainer = AllocatedGRPOTrainer(
             config,
             self.folder,

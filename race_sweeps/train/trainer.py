@@ -29,9 +29,8 @@ from race_sweeps.flops import Flops, PolicyFlops
 from race_sweeps.flops.callback import compact_head
 from race_sweeps.folder import RunFolder
 from race_sweeps.ledger import Row, Tokens
-from race_sweeps.rewards import Reward, Scores
-from race_sweeps.rollouts import Rollouts, Sampling
-from race_sweeps.rollouts.transformers import TransformersEngine
+from race_sweeps.rewards import Batch, Reward, Scores
+from race_sweeps.rollouts import Engine, Rollouts, Sampling
 
 MAX_STEPS = 2**31 - 1  # the budget ends a run, not a step count
 
@@ -117,7 +116,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         tokenizer: Any,
         problems: list[Problem],
         reward: Reward,
-        engine: TransformersEngine,
+        engine: Engine,
         policy: PolicyFlops,
         allocator: Allocator,
         record: Callable[..., None],
@@ -161,7 +160,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         started = time.perf_counter()
         rollout = self.run.rollout
-        sampling = Sampling(rollout.max_completion, rollout.temperature, rollout.top_p, rollout.top_k)
+        sampling = Sampling(rollout.max_completion, rollout.batch, rollout.temperature, rollout.top_p, rollout.top_k)
         seed = zlib.crc32(f"rollout {self.run.seed} {self.allocator.generations}".encode())
         self._rollouts = self.engine.sample(self.model, prompts, sampling, seed)
         self._phase_seconds["search"] = time.perf_counter() - started
@@ -174,7 +173,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _score(self, completions: list[Any], question: list[str], answer: list[str], **_: Any) -> list[float]:
         started = time.perf_counter()
         texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-        self._scores = self.reward_system(question, answer, texts)
+        rollouts = self._rollouts
+        assert rollouts is not None
+        tokens = [len(p) + len(t) for p, t in zip(rollouts.prompt_ids, rollouts.completion_ids, strict=True)]
+        self._scores = self.reward_system(Batch(question, answer, texts, tokens, rollouts.truncated))
         self._texts = texts
         self._phase_seconds["reward"] = time.perf_counter() - started
         return self._scores.values
@@ -241,7 +243,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         seconds = self._phase_seconds
         self.record(
             Row(step, "search", search, sampled, len(prompts), seconds["search"]),
-            Row(step, "reward", scores.flops, Tokens(), len(prompts), seconds["reward"]),
+            Row(step, "reward", scores.flops, scores.tokens, len(prompts), seconds["reward"]),
         )
         self.work_seconds += seconds["search"] + seconds["reward"]
 
