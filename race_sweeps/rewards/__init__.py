@@ -11,7 +11,7 @@ from race_sweeps.config import RunConfig
 from race_sweeps.flops import Flops
 from race_sweeps.ledger import Tokens
 
-NO_FLOPS = Flops()
+NO_FLOPS, NO_TOKENS = Flops(), Tokens()
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Scores:
     values: list[float]
     components: dict[str, list[float]] = field(default_factory=dict)
     flops: Flops = NO_FLOPS
-    tokens: Tokens = Tokens()
+    tokens: Tokens = NO_TOKENS
     counts: dict[str, int] = field(default_factory=dict)
 
 
