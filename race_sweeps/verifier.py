@@ -125,10 +125,7 @@ class Verifier:
         if self._owner != os.getpid():  # inherited through a fork: the server belongs to the parent
             self._server, self._owner = None, os.getpid()
         if self._server is None:
-            start = (
-                f"import sys; sys.path[:] = {sys.path!r}; from race_sweeps.verifier import serve; "
-                "sys.exit(serve())"
-            )
+            start = f"import sys; sys.path[:] = {sys.path!r}; from race_sweeps.verifier import serve; sys.exit(serve())"
             self._server = subprocess.Popen(
                 [sys.executable, "-c", start],
                 stdin=subprocess.PIPE,
