@@ -31,7 +31,8 @@ from race_sweeps.config import RunConfig
 from race_sweeps.errors import UserError, choices
 
 CONFIG_NAME = "config"
-ConfigStore.instance().store(name="schema", node=schema.defaults(), provider="race_sweeps")
+for group, node in ((None, schema.defaults()), ("data", schema.defaults(schema.DataConfig))):
+    ConfigStore.instance().store(name="schema", group=group, node=node, provider="race_sweeps")
 
 
 @dataclass(frozen=True)

@@ -303,15 +303,17 @@ def nearest_key(key: str) -> str:
     """A hint for an unknown dotted key: the nearest known one, and the valid ones beside it."""
     known = list(keys())
     known += sorted({k.split(".")[0] for k in known})
+    if match := re.match(r"eval\.sets\.[^.]+\.", key):
+        known += [match[0] + item.name for item in fields(DataConfig)]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     parent = (near[0] if near else key).rpartition(".")[0]
     siblings = [k for k in known if k.rpartition(".")[0] == parent] or sorted({k.split(".")[0] for k in known})
     return (f"did you mean {near[0]!r}? " if near else "") + f"valid: {', '.join(siblings)}"
 
 
-def defaults() -> dict[str, Any]:
-    """The schema's own defaults as a plain tree ("???" where a value is required)."""
-    tree = OmegaConf.to_container(_SCHEMA)
+def defaults(schema: type = RunConfig) -> dict[str, Any]:
+    """A schema's own defaults as a plain tree ("???" where a value is required)."""
+    tree = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(tree, dict)
     return {str(k): v for k, v in tree.items()}
 

@@ -13,6 +13,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])-(?=[^\W\d_])")
 _PUNCTUATION = re.compile(r"[,;:!?\"'`´‘’“”]|\.(?!\d)|(?<!\d)\.(?=\D|$)")
 _OPERATOR = re.compile(r"\s*([-+*/^=<>|()\[\]])\s*")
+_FIGURE = re.compile(r"\[asy\].*?\[/asy\]")
 _WORD = re.compile(r"\\?\w+(?:\.\d+)?|[^\w\s]")
 
 
@@ -37,6 +38,7 @@ def share(text: str) -> float:
 
 
 def grams(text: str, n: int) -> set[tuple[str, ...]]:
-    """Runs of `n` words (operators count as words) of a normalised question; none in a shorter one."""
-    words = _WORD.findall(text)
+    """Runs of `n` words (operators count as words) of a normalised question, drawing code left out; none in a shorter
+    one."""
+    words = _WORD.findall(_FIGURE.sub(" ", text))
     return set(zip(*(words[i:] for i in range(n)), strict=False)) if len(words) >= n else set()
