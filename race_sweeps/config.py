@@ -305,6 +305,8 @@ def nearest_key(key: str) -> str:
     known += sorted({k.split(".")[0] for k in known})
     if match := re.match(r"eval\.sets\.[^.]+\.", key):
         known += [match[0] + item.name for item in fields(DataConfig)]
+    if key.startswith("reward.weights."):
+        known += sorted({f"reward.weights.{part}" for parts in REWARD_WEIGHTS.values() for part in parts})
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     parent = (near[0] if near else key).rpartition(".")[0]
     siblings = [k for k in known if k.rpartition(".")[0] == parent] or sorted({k.split(".")[0] for k in known})

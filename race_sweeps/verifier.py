@@ -184,7 +184,7 @@ def serve() -> int:
         while True:
             (size,) = _LENGTH.unpack(_read(requests, _LENGTH.size))
             request = json.loads(_read(requests, size))
-            replies.write(_run(**request))
+            replies.write(_run(requests.fileno(), **request))
             replies.flush()
     except (EOFError, BrokenPipeError):
         return 0
@@ -206,8 +206,8 @@ def _read(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _run(items: list[Item], workers: int, seconds: float, memory: int) -> bytes:
-    """One outcome (a byte) per item, in order."""
+def _run(owner: int, items: list[Item], workers: int, seconds: float, memory: int) -> bytes:
+    """One outcome (a byte) per item, in order. Raises `EOFError` when the pipe `owner` closes meanwhile."""
     outcomes = bytearray([Outcome.CRASH]) * len(items)
     queue, fill = os.pipe()
     os.write(fill, b"".join(_INDEX.pack(i) for i in range(len(items))))
@@ -224,10 +224,15 @@ def _run(items: list[Item], workers: int, seconds: float, memory: int) -> bytes:
             os.close(write)
             reports.register(read, selectors.EVENT_READ, pid)
 
+        reports.register(owner, selectors.EVENT_READ)  # nothing more comes from it before our reply
         for _ in range(min(workers, len(items))):
             start()
-        while reports.get_map():
+        while len(reports.get_map()) > 1:
             for key, _ in reports.select():
+                if key.fd == owner:
+                    for pid in (k.data for k in reports.get_map().values() if k.data):
+                        os.kill(pid, signal.SIGKILL)
+                    raise EOFError
                 if report := os.read(key.fd, _REPORT.size):
                     index, code = _REPORT.unpack(report)
                     if code == _STARTED:
