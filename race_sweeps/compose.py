@@ -220,9 +220,9 @@ def _explain(error: Exception) -> str:
     if group := re.search(r"Could not find '([^']+)/([^'/]+)'\s*Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         name, value, options = group.group(1), group.group(2), group.group(3).split()
         return f"{name}={value}: {choices(value, options)}"
-    if missing := re.search(r"Could not load '([^']+)/([^'/]+)'", text):
-        group, value = missing.groups()
-        return f"{group}={value}: {choices(value, sorted(p.stem for p in (conf_dir() / group).glob('*.yaml')))}"
+    if unknown := re.search(r"Could not load '([^']+)/([^'/]+)'", text):
+        name, value = unknown.group(1), unknown.group(2)
+        return f"{name}={value}: {choices(value, sorted(p.stem for p in (conf_dir() / name).glob('*.yaml')))}"
     if key := re.search(r"Could not override '([^']+)'\.", text):
         return f"{key.group(1)}: no such key; {schema.nearest_key(key.group(1))}"
     if append := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
