@@ -43,6 +43,14 @@ def correct(completion: str, answer: str, style: str) -> bool:
     return _verify(completion, answer)
 
 
+def stated(completion: str, style: str) -> bool:
+    """Whether a completion gives a final answer where the format asks for one, right or wrong: after the last `=`
+    ("equals"), or in a closed, filled \\boxed{} ("math")."""
+    if style == "equals":
+        return bool(completion.rpartition("=")[2].strip()) and "=" in completion
+    return re.search(r"\\boxed\s*{\s*[^\s}]", completion) is not None and "}" in completion.rpartition("boxed")[2]
+
+
 def _verify(completion: str, answer: str) -> bool:
     from math_verify import parse, verify
 

@@ -181,10 +181,12 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
-    """Evaluation at each rung, on held-out problems. `temperature` 0 is greedy."""
+    """Evaluation at each rung. `problems`: of each set, at most. `samples`: completions of each; `pass_at`: the k of
+    pass@k, at most `samples`, always with 1. `temperature` 0 is greedy."""
 
     problems: int = 500
     samples: int = 1
+    pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float = 0.0
     batch: int = 64
 
@@ -404,6 +406,18 @@ def check(config: RunConfig) -> None:
         bool(rungs) and ascending and rungs[0] > 0 and rungs[-1] == 1,
         "budget.rungs",
         "shares of the budget, ascending, the last one 1, for example [0.25,0.5,1.0]",
+    )
+    pass_at, samples = config.eval.pass_at, config.eval.samples
+    require(
+        1 in pass_at and all(1 <= k <= samples for k in pass_at) and len(set(pass_at)) == len(pass_at),
+        "eval.pass_at",
+        f"distinct k from 1 to eval.samples={samples}, 1 among them, for example [1] or eval.samples=8 "
+        "eval.pass_at=[1,4]",
+    )
+    require(
+        samples == 1 or config.eval.temperature > 0,
+        "eval.samples",
+        "greedy completions of a problem are all the same; set eval.temperature=1, or eval.samples=1",
     )
     require(config.seed < 2**32, "seed", "must be below 2**32")
     require(bool(config.runs_dir.strip()), "runs_dir", "name a folder")

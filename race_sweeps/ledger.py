@@ -30,6 +30,9 @@ class Tokens:
     cached: int = 0
     trained: int = 0
 
+    def plus(self, other: Tokens) -> Tokens:
+        return Tokens(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,6 +45,11 @@ class Row:
     rows: int
     seconds: float
     attempt: int = 1
+
+    def plus(self, flops: Flops, tokens: Tokens, rows: int, seconds: float) -> Row:
+        """The row with more work of the same step and phase."""
+        more = (self.flops.plus(flops), self.tokens.plus(tokens), self.rows + rows, self.seconds + seconds)
+        return Row(self.step, self.phase, *more, self.attempt)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -25,7 +25,8 @@ from race_sweeps import data, ledger, models, rewards
 from race_sweeps.allocate import Allocator
 from race_sweeps.config import RunConfig
 from race_sweeps.errors import Busy, Stopped, UserError
-from race_sweeps.evaluate import evaluate
+from race_sweeps.evaluate import Evaluation, evaluate
+from race_sweeps.flops import Flops
 from race_sweeps.folder import (
     RunFolder,
     append_rows,
@@ -36,7 +37,7 @@ from race_sweeps.folder import (
     sync_folder,
     write_json,
 )
-from race_sweeps.ledger import LedgerWriter, Row
+from race_sweeps.ledger import LedgerWriter, Row, Tokens
 from race_sweeps.plan import Plan, costs, plan
 from race_sweeps.rollouts.transformers import TransformersEngine
 from race_sweeps.train.trainer import AllocatedGRPOTrainer
@@ -122,6 +123,7 @@ class PointRun:
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, config.model.dtype)).to(device)
         self.problems = data.load(config, chat=tokenizer.chat_template is not None)
         self.reward = rewards.make(config, model, tokenizer)
+        self.judge = rewards.judge(config)
         self.engine = TransformersEngine(tokenizer, self.policy)
         self.trainer = AllocatedGRPOTrainer(
             config,
@@ -183,27 +185,40 @@ class PointRun:
 
     def _evaluate(self, step: int, rungs: list[int]) -> None:
         """Evaluate once; a row for each of `rungs` (several when one step passed them; 0 is before training)."""
-        result = evaluate(self.trainer.model, self.engine, self.reward, self.policy, self.problems.heldout, self.config)
         spent = self.allocator.spent if step else ledger.Totals()
         phases = ("search", "learning", "reward")
-        rows = [
-            {
-                "v": 1,
-                "step": step,
-                "rung": rung,
-                "budget": self.plan.rungs[rung - 1] if rung else 0,
-                **result.metrics,
-                "flops": {**{p: spent.model(p) for p in phases}, "total": spent.total},
-                "rho": spent.rho,
-                "seconds": round(sum(spent.seconds[p] for p in phases), 3),
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            }
-            for rung in rungs
-        ]
-        self.record(Row(step, "eval", result.flops, result.tokens, result.completions, result.seconds))
+        common = {
+            "flops": {**{p: spent.model(p) for p in phases}, "total": spent.total},
+            "rho": spent.rho,
+            "seconds": round(sum(spent.seconds[p] for p in phases), 3),
+        }
+        rows, cost = [], Row(step, "eval", Flops(), Tokens(), 0, 0.0)
+        for name, problems in {"heldout": self.problems.heldout}.items():
+            result = evaluate(
+                self.trainer.model, self.engine, self.reward, self.judge, self.policy, name, problems, self.config
+            )
+            cost = cost.plus(result.flops, result.tokens, result.completions, result.seconds)
+            for rung in rungs:
+                self._write_outcomes(rung, name, result)
+                budget = self.plan.rungs[rung - 1] if rung else 0
+                now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+                rows.append(
+                    {"v": 1, "step": step, "rung": rung, "budget": budget, **result.metrics, **common, "time": now}
+                )
+            log.info("rung %s at step %d: %s pass@1 %.3f", rungs, step, name, result.metrics["pass@1"])
+        self.record(cost)
         append_rows(self.folder.evals, rows)
         self.evaluated.update(rungs)
-        log.info("rung %s at step %d: pass@1 %.3f", rungs, step, result.metrics["pass@1"])
+
+    def _write_outcomes(self, rung: int, name: str, result: Evaluation) -> None:
+        import pyarrow as arrow
+        from pyarrow import parquet
+
+        path = self.folder.outcomes(rung, name)
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(".tmp")
+        parquet.write_table(arrow.table(result.outcomes), unfinished)
+        unfinished.replace(path)
 
     def _write_rollouts(self, step: int) -> None:
         """A sample of the last generation's completions, for people to read."""
