@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import json
+import errno
 import logging
 import math
 import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,17 +36,17 @@ from race_sweeps.folder import (
     read_rows,
     rewrite_rows,
     single_writer,
-    sync_folder,
     write_json,
 )
 from race_sweeps.ledger import LedgerWriter, Row, Tokens
 from race_sweeps.plan import Plan, costs, plan
 from race_sweeps.rollouts.transformers import TransformersEngine
+from race_sweeps.train import checkpoints
 from race_sweeps.train.trainer import AllocatedGRPOTrainer
 
 log = logging.getLogger("race_sweeps")
-COMPLETE = "complete"  # marks a checkpoint whose every file is on disk
 SHOWN_COMPLETIONS = 64
+SPARE_BYTES = 2**24  # less than that left beside a failed write: the disk is full
 
 
 def run_point(path: str) -> None:
@@ -61,7 +63,24 @@ def run_point(path: str) -> None:
         if not mine:
             raise Busy(f"{folder.path}: another process is running this point")
         if not folder.done:
-            PointRun(config, folder).execute()
+            with _full_disk_in_one_line(folder):
+                PointRun(config, folder).execute()
+
+
+@contextmanager
+def _full_disk_in_one_line(folder: RunFolder) -> Iterator[None]:
+    """Torch and safetensors report a full disk as errors of their own: say what it is and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        free = min(shutil.disk_usage(place).free for place in (folder.path, folder.checkpoints) if place.exists())
+        if not full and (isinstance(error, OSError) or free > SPARE_BYTES):
+            raise
+        raise UserError(
+            f"{folder.path}: the disk is full ({free / 2**20:.0f} MiB left); make room and run the same command again: "
+            "it continues after the last checkpoint"
+        ) from error
 
 
 class PointRun:
@@ -84,15 +103,16 @@ class PointRun:
             tolerance=config.budget.tolerance,
             costs=costs(config, self.policy),
         )
-        self.checkpoint = newest_checkpoint(folder)
-        start = checkpoint_step(self.checkpoint) if self.checkpoint else 0
+        found = checkpoints.newest(folder.checkpoints)
+        self.checkpoint = found[0] if found else None
+        start = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
         for rows in (folder.metrics, folder.evals):
             rewrite_rows(rows, lambda row: row["step"] <= start)
         self.writer = LedgerWriter(folder.ledger, resume_step=start, on_torn=log.warning)
         for row in ledger.read(folder.ledger).rows:
             self.allocator.record(row)
-        if self.checkpoint is not None:
-            self._check_ledger(self.checkpoint)
+        if found is not None:
+            self._check_ledger(*found)
         self.evaluated = {row["rung"] for row in read_rows(folder.evals)}
         if self.writer.attempt > 1:
             log.info("attempt %d continues after step %d", self.writer.attempt, start)
@@ -146,9 +166,8 @@ class PointRun:
         if not self.allocator.finished:
             self.trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
 
-    def _check_ledger(self, checkpoint: Path) -> None:
+    def _check_ledger(self, checkpoint: Path, expected: int) -> None:
         """The ledger must hold exactly what had been spent when the checkpoint was written."""
-        expected = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))["flops"]
         if self.allocator.spent.total != expected:
             raise UserError(
                 f"{self.folder.ledger}: holds {self.allocator.spent.total} FLOPs, but {checkpoint.name} was written at "
@@ -245,14 +264,8 @@ class PointRun:
 
     def checkpoint_saved(self, step: int) -> None:
         """Mark a checkpoint usable once its files are on disk."""
-        path = self.folder.checkpoints / f"checkpoint-{step}"
         self.writer.sync()
-        for file in path.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        write_json(path / COMPLETE, {"step": step, "flops": self.allocator.spent.total})
-        sync_folder(path)
-        sync_folder(path.parent)
+        checkpoints.seal(self.folder.checkpoints / f"checkpoint-{step}", self.allocator.spent.total)
         self.saved_at = time.monotonic()
 
     def _write_result(self) -> None:
@@ -337,19 +350,3 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.checkpoint_saved(state.global_step)
-
-
-def checkpoint_step(path: Path) -> int:
-    """The optimizer step a checkpoint folder was written at."""
-    return int(path.name.rpartition("-")[2])
-
-
-def newest_checkpoint(folder: RunFolder) -> Path | None:
-    """The newest complete checkpoint; half-written ones are removed."""
-    complete = []
-    for path in folder.checkpoints.glob("checkpoint-*"):
-        if (path / COMPLETE).exists():
-            complete.append(path)
-        else:
-            shutil.rmtree(path)
-    return max(complete, key=checkpoint_step, default=None)
