@@ -119,11 +119,17 @@ class UpdateFractionConfig:
     """The target update fraction. `rho` null: one pass over everything; `budget_factor` scales the budget instead
     (the published cells a40..a180). `keep`: which completions are kept when not all are."""
 
-    name: str = MISSING
     rho: float | None = None
     budget_factor: float = 1.0
     keep: str = "random"
     max_passes: float = 5.0
+
+    @property
+    def name(self) -> str:
+        """rho70, a140: what it is called is what it says, however it was set."""
+        if self.rho is None:
+            return f"a{100 * self.budget_factor:g}"
+        return f"rho{100 * self.rho:g}" + ("" if self.budget_factor == 1 else f"-a{100 * self.budget_factor:g}")
 
 
 @dataclass
