@@ -143,6 +143,7 @@ class PointRun:
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, config.model.dtype)).to(device)
         self.problems = data.load(config, chat=tokenizer.chat_template is not None)
         self.reward = rewards.make(config, model, tokenizer)
+        write_json(self.folder.data, self.problems.report)
         self.judge = rewards.judge(config)
         self.engine = TransformersEngine(tokenizer, self.policy)
         self.trainer = AllocatedGRPOTrainer(
@@ -212,7 +213,7 @@ class PointRun:
             "seconds": round(sum(spent.seconds[p] for p in phases), 3),
         }
         rows, cost = [], Row(step, "eval", Flops(), Tokens(), 0, 0.0)
-        for name, problems in {"heldout": self.problems.heldout}.items():
+        for name, problems in self.problems.evals.items():
             result = evaluate(
                 self.trainer.model, self.engine, self.reward, self.judge, self.policy, name, problems, self.config
             )
