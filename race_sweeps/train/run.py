@@ -40,6 +40,7 @@ from race_sweeps.folder import (
 )
 from race_sweeps.ledger import LedgerWriter, Row, Tokens
 from race_sweeps.plan import Plan, costs, plan
+from race_sweeps.rewards import Scores
 from race_sweeps.rollouts.transformers import TransformersEngine
 from race_sweeps.train import checkpoints
 from race_sweeps.train.trainer import AllocatedGRPOTrainer
@@ -342,6 +343,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
             "flops_total": spent.total,
             "rho": spent.rho,
             "reward": sum(generation.rewards) / len(generation.rewards) if generation else None,
+            **(_reward_parts(generation.scores) if generation else {}),
             "completion_length": logs.get("completions/mean_length"),
             **{k: v for k, v in logs.items() if k not in ("epoch", "reward") and not k.startswith("rewards/")},
         }
@@ -351,3 +353,9 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.checkpoint_saved(state.global_step)
+
+
+def _reward_parts(scores: Scores) -> dict[str, float]:
+    """Means of a generation's reward components, and its events (verifier time-outs, truncated texts)."""
+    means = {f"reward/{name}": sum(values) / len(values) for name, values in scores.components.items()}
+    return {**means, **scores.counts}

@@ -53,6 +53,7 @@ class Generation:
     rewards: list[float]
     advantages: list[float]
     trained: list[int]  # passes over each completion
+    scores: Scores
 
 
 class _Endless(IterableDataset[dict[str, Any]]):
@@ -228,6 +229,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             rewards=scores.values,
             advantages=batch["advantages"].tolist(),
             trained=[order.count(i) for i in range(len(rows))],
+            scores=scores,
         )
 
     def _record_rollouts(
