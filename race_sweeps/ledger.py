@@ -23,12 +23,17 @@ PHASES = ("search", "learning", "reward", "eval")
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token counts of a row: `cached` prompt tokens came from a prefix cache, `trained` were in a training pass."""
+    """Token counts of a row: `cached` prompt tokens came from a prefix cache, `modelled` of them by our reckoning where
+    the engine did not report it; `trained` were in a training pass."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
     trained: int = 0
+    modelled: int = 0
+
+    def plus(self, other: Tokens) -> Tokens:
+        return Tokens(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Row:
     rows: int
     seconds: float
     attempt: int = 1
+
+    def plus(self, flops: Flops, tokens: Tokens, rows: int, seconds: float) -> Row:
+        """The row with more work of the same step and phase."""
+        more = (self.flops.plus(flops), self.tokens.plus(tokens), self.rows + rows, self.seconds + seconds)
+        return Row(self.step, self.phase, *more, self.attempt)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,8 @@ from rich.table import Table
 from race_sweeps import units
 from race_sweeps.sweep import Point
 
+COARSE = 0.05  # share of a rung by which whole groups may miss it, from which on it is said
+
 
 def show(points: Sequence[Point], console: Console | None = None) -> None:
     """Print one row per grid point, seeds together, and the totals of the sweep."""
@@ -69,3 +71,21 @@ def show(points: Sequence[Point], console: Console | None = None) -> None:
             f"expected lengths of {', '.join(names)}: prompt {prompt}, completion {completion} tokens "
             "(rollout.expected_prompt, rollout.expected_completion)"
         )
+    for line in _coarse_rungs(points):
+        console.print(line)
+
+
+def _coarse_rungs(points: Sequence[Point]) -> list[str]:
+    """A run stops at the end of a group: rungs of a few groups are missed by up to half of one."""
+    worst: dict[str, tuple[float, float]] = {}
+    for point in points:
+        plan, config = point.plan, point.config
+        groups = [plan.completions / config.train.group * share for share in config.budget.rungs]
+        model = config.model.name
+        worst[model] = max([worst.get(model, (0.0, 0.0)), *((0.5 / n, n) for n in groups)])
+    return [
+        f"{model}: its smallest rung holds {groups:.1f} groups, so C there can miss it by up to {miss:.0%}; raise "
+        "budget.flops or leave the smallest of budget.rungs out"
+        for model, (miss, groups) in worst.items()
+        if miss > COARSE
+    ]

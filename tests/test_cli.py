@@ -46,6 +46,16 @@ def test_devices_are_planned_side_by_side_and_run_once(capsys: pytest.CaptureFix
     assert "4 EFLOP of training compute in all" in out
 
 
+def test_rungs_of_a_few_groups_are_told_before_they_are_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    coarse = ["plan", "-m", "stage=A", "model=tiny-s,tiny-l", "update_fraction=rho45,rho90", "seed=0"]
+    assert main([*coarse, "budget.flops=6e9"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny-l: its smallest rung holds" in out
+    assert "budget.rungs out" in out
+    assert main([*coarse, "budget.flops=1e12"]) == 0
+    assert "its smallest rung" not in capsys.readouterr().out
+
+
 def test_planning_imports_no_torch() -> None:
     code = f"import sys; from race_sweeps.cli import main; main({PLAN!r}); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

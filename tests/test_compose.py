@@ -103,3 +103,15 @@ def test_mistakes_are_one_line(override: str, says: str) -> None:
 def test_one_stage_per_sweep() -> None:
     with pytest.raises(UserError, match="one stage per sweep"):
         compose_points(["stage=A,B"], multirun=True)
+
+
+def test_an_update_fraction_is_called_what_it_is_however_it_was_set() -> None:
+    def named(*overrides: str) -> str:
+        return compose_points(["model=tiny-s", *overrides], multirun=False).points[0][1].update_fraction.name
+
+    assert named("update_fraction=rho55") == named("update_fraction.rho=0.55") == "rho55"
+    assert named("update_fraction.rho=0.625") == "rho62.5"
+    assert named("update_fraction.rho=null") == named("update_fraction=a100") == "a100"
+    same = [compose_points(["model=tiny-s", o], multirun=False).points[0][1] for o in
+            ("update_fraction=rho55", "update_fraction.rho=0.55")]  # fmt: skip
+    assert point_id(same[0]) == point_id(same[1])

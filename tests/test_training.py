@@ -104,19 +104,69 @@ def test_sigterm_checkpoints_and_the_next_attempt_loses_nothing(reference: RunFo
     assert result(folder) == result(reference)
 
 
-def test_a_checkpoint_without_its_mark_is_not_used(reference: RunFolder, make_point: MakePoint) -> None:
-    from race_sweeps.train.run import COMPLETE, newest_checkpoint
+@pytest.mark.parametrize("damage", ["half-written", "cut", "one byte", "no seal", "torn seal"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(damage: str, make_point: MakePoint) -> None:
+    from race_sweeps.train import checkpoints
 
     folder = make_point(SMALL)
-    for step, complete in ((3, True), (7, False)):
+    for step in (3, 12):
         path = folder.checkpoints / f"checkpoint-{step}"
         path.mkdir(parents=True)
-        if complete:
-            (path / COMPLETE).write_text("{}")
-    newest = newest_checkpoint(folder)
-    assert newest is not None
-    assert newest.name == "checkpoint-3"
-    assert not (folder.checkpoints / "checkpoint-7").exists()
+        (path / "weights").write_bytes(bytes(range(256)))
+        (path / "optimizer").write_bytes(b"moments")
+        if step == 3 or damage != "half-written":
+            checkpoints.seal(path, flops=step * 10**20)
+    newer = folder.checkpoints / "checkpoint-12"
+    assert damage == "half-written" or checkpoints.newest(folder.checkpoints) == (newer, 12 * 10**20)
+    if damage == "cut":
+        (newer / "weights").write_bytes(bytes(range(255)))
+    elif damage == "one byte":
+        (newer / "weights").write_bytes(bytes(range(1, 256)) + b"\0")
+    elif damage == "no seal":
+        (newer / checkpoints.SEAL).unlink()
+    elif damage == "torn seal":
+        (newer / checkpoints.SEAL).write_text("{")
+    assert checkpoints.newest(folder.checkpoints) == (folder.checkpoints / "checkpoint-3", 3 * 10**20)
+    assert not newer.exists()
+
+
+def test_a_run_resumed_from_the_older_checkpoint_ends_the_same(reference: RunFolder, make_point: MakePoint) -> None:
+    folder = make_point([*SMALL, "train.checkpoint_seconds=0"])
+    process = start(folder)
+    while len(list(folder.checkpoints.glob("checkpoint-*/complete"))) < 2:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    newest = max(folder.checkpoints.glob("checkpoint-*/complete"), key=lambda p: int(p.parent.name[11:])).parent
+    weights = newest / "adapter_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    assert attempt(folder) == 0
+    undisturbed, found = result(reference), result(folder)
+    assert found["flops"].pop("lost") > undisturbed["flops"].pop("lost") == 0
+    assert found == undisturbed
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(reference: RunFolder, make_point: MakePoint) -> None:
+    folder = make_point([*SMALL, "train.checkpoint_seconds=0"])
+    folder.checkpoints.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder.checkpoints)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        process = start(folder)
+        _, errors = process.communicate()
+    finally:
+        subprocess.run(["umount", str(folder.checkpoints)], check=True)
+    assert process.returncode != 0
+    assert "UserError" in errors
+    assert not folder.done
+    assert "the disk is full" in errors
+    assert attempt(folder) == 0
+    undisturbed, found = result(reference), result(folder)
+    del found["flops"]["lost"], undisturbed["flops"]["lost"]  # the steps up to the checkpoint that did not fit
+    assert found == undisturbed
 
 
 @pytest.mark.parametrize("damage", ["absent", "edited"])

@@ -43,3 +43,12 @@ def make(config: RunConfig, model: Any = None, tokenizer: Any = None) -> Reward:
             name=reward.name,
         )
     raise NotImplementedError(reward.kind)
+
+
+def judge(config: RunConfig) -> Reward | None:
+    """The common judge of a sweep's evaluations; None where the configuration names none."""
+    if config.judge.name is None:
+        return None
+    from race_sweeps.rewards.prm import make_scorer
+
+    return make_scorer(config.judge)  # type: ignore[no-any-return]

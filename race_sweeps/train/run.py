@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import json
+import errno
 import logging
 import math
 import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging as transformers_logging
 
 from race_sweeps import config as configuration
-from race_sweeps import data, ledger, models, rewards
+from race_sweeps import data, ledger, models, rewards, rollouts
 from race_sweeps.allocate import Allocator
 from race_sweeps.config import RunConfig
 from race_sweeps.errors import Busy, Stopped, UserError
-from race_sweeps.evaluate import evaluate
+from race_sweeps.evaluate import Evaluation, evaluate
+from race_sweeps.flops import Flops
 from race_sweeps.folder import (
     RunFolder,
     append_rows,
@@ -33,17 +36,17 @@ from race_sweeps.folder import (
     read_rows,
     rewrite_rows,
     single_writer,
-    sync_folder,
     write_json,
 )
-from race_sweeps.ledger import LedgerWriter, Row
+from race_sweeps.ledger import LedgerWriter, Row, Tokens
 from race_sweeps.plan import Plan, costs, plan
-from race_sweeps.rollouts.transformers import TransformersEngine
+from race_sweeps.rewards import Scores
+from race_sweeps.train import checkpoints
 from race_sweeps.train.trainer import AllocatedGRPOTrainer
 
 log = logging.getLogger("race_sweeps")
-COMPLETE = "complete"  # marks a checkpoint whose every file is on disk
 SHOWN_COMPLETIONS = 64
+SPARE_BYTES = 2**24  # less than that left beside a failed write: the disk is full
 
 
 def run_point(path: str) -> None:
@@ -60,7 +63,24 @@ def run_point(path: str) -> None:
         if not mine:
             raise Busy(f"{folder.path}: another process is running this point")
         if not folder.done:
-            PointRun(config, folder).execute()
+            with _full_disk_in_one_line(folder):
+                PointRun(config, folder).execute()
+
+
+@contextmanager
+def _full_disk_in_one_line(folder: RunFolder) -> Iterator[None]:
+    """Torch and safetensors report a full disk as errors of their own: say what it is and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        free = min(shutil.disk_usage(place).free for place in (folder.path, folder.checkpoints) if place.exists())
+        if not full and (isinstance(error, OSError) or free > SPARE_BYTES):
+            raise
+        raise UserError(
+            f"{folder.path}: the disk is full ({free / 2**20:.0f} MiB left); make room and run the same command again: "
+            "it continues after the last checkpoint"
+        ) from error
 
 
 class PointRun:
@@ -83,15 +103,16 @@ class PointRun:
             tolerance=config.budget.tolerance,
             costs=costs(config, self.policy),
         )
-        self.checkpoint = newest_checkpoint(folder)
-        start = checkpoint_step(self.checkpoint) if self.checkpoint else 0
+        found = checkpoints.newest(folder.checkpoints)
+        self.checkpoint = found[0] if found else None
+        start = checkpoints.step_of(self.checkpoint) if self.checkpoint else 0
         for rows in (folder.metrics, folder.evals):
             rewrite_rows(rows, lambda row: row["step"] <= start)
         self.writer = LedgerWriter(folder.ledger, resume_step=start, on_torn=log.warning)
         for row in ledger.read(folder.ledger).rows:
             self.allocator.record(row)
-        if self.checkpoint is not None:
-            self._check_ledger(self.checkpoint)
+        if found is not None:
+            self._check_ledger(*found)
         self.evaluated = {row["rung"] for row in read_rows(folder.evals)}
         if self.writer.attempt > 1:
             log.info("attempt %d continues after step %d", self.writer.attempt, start)
@@ -122,9 +143,14 @@ class PointRun:
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, config.model.dtype)).to(device)
         self.problems = data.load(config, chat=tokenizer.chat_template is not None)
         self.reward = rewards.make(config, model, tokenizer)
-        self.engine = TransformersEngine(tokenizer, self.policy)
+        write_json(self.folder.data, self.problems.report)
+        self.judge = rewards.judge(config)
+        with closing(rollouts.make(config, location, tokenizer, self.policy)) as self.engine:
+            self._train(model, tokenizer)
+
+    def _train(self, model: Any, tokenizer: Any) -> None:
         self.trainer = AllocatedGRPOTrainer(
-            config,
+            self.config,
             self.folder,
             model,
             tokenizer,
@@ -138,15 +164,17 @@ class PointRun:
         )
         self.trainer.remove_callback(PrinterCallback)
         self._check_shape(model)
+        sets = (self.problems.train, *self.problems.evals.values())
+        prompts = [problem["prompt"] for problems in sets for problem in problems]
+        self.engine.check(model, prompts, self.config.rollout.max_completion)
         signal.signal(signal.SIGTERM, self._request_stop)
         if 0 not in self.evaluated:
             self._evaluate(0, [0])
         if not self.allocator.finished:
             self.trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
 
-    def _check_ledger(self, checkpoint: Path) -> None:
+    def _check_ledger(self, checkpoint: Path, expected: int) -> None:
         """The ledger must hold exactly what had been spent when the checkpoint was written."""
-        expected = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))["flops"]
         if self.allocator.spent.total != expected:
             raise UserError(
                 f"{self.folder.ledger}: holds {self.allocator.spent.total} FLOPs, but {checkpoint.name} was written at "
@@ -183,27 +211,40 @@ class PointRun:
 
     def _evaluate(self, step: int, rungs: list[int]) -> None:
         """Evaluate once; a row for each of `rungs` (several when one step passed them; 0 is before training)."""
-        result = evaluate(self.trainer.model, self.engine, self.reward, self.policy, self.problems.heldout, self.config)
         spent = self.allocator.spent if step else ledger.Totals()
         phases = ("search", "learning", "reward")
-        rows = [
-            {
-                "v": 1,
-                "step": step,
-                "rung": rung,
-                "budget": self.plan.rungs[rung - 1] if rung else 0,
-                **result.metrics,
-                "flops": {**{p: spent.model(p) for p in phases}, "total": spent.total},
-                "rho": spent.rho,
-                "seconds": round(sum(spent.seconds[p] for p in phases), 3),
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            }
-            for rung in rungs
-        ]
-        self.record(Row(step, "eval", result.flops, result.tokens, result.completions, result.seconds))
+        common = {
+            "flops": {**{p: spent.model(p) for p in phases}, "total": spent.total},
+            "rho": spent.rho,
+            "seconds": round(sum(spent.seconds[p] for p in phases), 3),
+        }
+        rows, cost = [], Row(step, "eval", Flops(), Tokens(), 0, 0.0)
+        for name, problems in self.problems.evals.items():
+            result = evaluate(
+                self.trainer.model, self.engine, self.reward, self.judge, self.policy, name, problems, self.config
+            )
+            cost = cost.plus(result.flops, result.tokens, result.completions, result.seconds)
+            for rung in rungs:
+                self._write_outcomes(rung, name, result)
+                budget = self.plan.rungs[rung - 1] if rung else 0
+                now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+                rows.append(
+                    {"v": 1, "step": step, "rung": rung, "budget": budget, **result.metrics, **common, "time": now}
+                )
+            log.info("rung %s at step %d: %s pass@1 %.3f", rungs, step, name, result.metrics["pass@1"])
+        self.record(cost)
         append_rows(self.folder.evals, rows)
         self.evaluated.update(rungs)
-        log.info("rung %s at step %d: pass@1 %.3f", rungs, step, result.metrics["pass@1"])
+
+    def _write_outcomes(self, rung: int, name: str, result: Evaluation) -> None:
+        import pyarrow as arrow
+        from pyarrow import parquet
+
+        path = self.folder.outcomes(rung, name)
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(".tmp")
+        parquet.write_table(arrow.table(result.outcomes), unfinished)
+        unfinished.replace(path)
 
     def _write_rollouts(self, step: int) -> None:
         """A sample of the last generation's completions, for people to read."""
@@ -230,14 +271,8 @@ class PointRun:
 
     def checkpoint_saved(self, step: int) -> None:
         """Mark a checkpoint usable once its files are on disk."""
-        path = self.folder.checkpoints / f"checkpoint-{step}"
         self.writer.sync()
-        for file in path.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        write_json(path / COMPLETE, {"step": step, "flops": self.allocator.spent.total})
-        sync_folder(path)
-        sync_folder(path.parent)
+        checkpoints.seal(self.folder.checkpoints / f"checkpoint-{step}", self.allocator.spent.total)
         self.saved_at = time.monotonic()
 
     def _write_result(self) -> None:
@@ -313,6 +348,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
             "flops_total": spent.total,
             "rho": spent.rho,
             "reward": sum(generation.rewards) / len(generation.rewards) if generation else None,
+            **(_reward_parts(generation.scores) if generation else {}),
             "completion_length": logs.get("completions/mean_length"),
             **{k: v for k, v in logs.items() if k not in ("epoch", "reward") and not k.startswith("rewards/")},
         }
@@ -324,17 +360,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self.run.checkpoint_saved(state.global_step)
 
 
-def checkpoint_step(path: Path) -> int:
-    """The optimizer step a checkpoint folder was written at."""
-    return int(path.name.rpartition("-")[2])
-
-
-def newest_checkpoint(folder: RunFolder) -> Path | None:
-    """The newest complete checkpoint; half-written ones are removed."""
-    complete = []
-    for path in folder.checkpoints.glob("checkpoint-*"):
-        if (path / COMPLETE).exists():
-            complete.append(path)
-        else:
-            shutil.rmtree(path)
-    return max(complete, key=checkpoint_step, default=None)
+def _reward_parts(scores: Scores) -> dict[str, float]:
+    """Means of a generation's reward components, and its events (verifier time-outs, truncated texts)."""
+    means = {f"reward/{name}": sum(values) / len(values) for name, values in scores.components.items()}
+    return {**means, **scores.counts}
