@@ -20,6 +20,7 @@ _CURRENCY = re.compile(r"([-+]?)(?:\\?\$|[€£¥])\s*")
 _BRACES = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 _SPACE = re.compile(r"\\[!,;: ]|\\q?quad(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])|[~\s]")
 _WORDING = re.compile(r"\\(?:text|textbf|textit|mbox|mathrm|textnormal|mathbf)\s*\{([^{}]*)\}")
+_BASED = re.compile(r"(\d{1,200})_\{?(\d{1,3})\}?", re.ASCII)
 _WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
 
 
@@ -82,11 +83,16 @@ def decide(completion: str, answer: str, style: str) -> bool | None:
         found = completion
     if found == answer or same_text(found, answer):
         return True
-    wanted, number = plain_number(answer), plain_number(found)
+    (wanted, wanted_percent), (number, percent) = _percent(answer), _percent(found)
     if wanted is not None and number is not None:
-        return round(wanted, 6) == round(number, 6)  # math-verify's tolerance for decimal fractions
+        equal_to = {round(number, 6)}  # math-verify's tolerance for decimal fractions
+        if percent != wanted_percent:  # 50% and 0.5; where the sign was left out, 50% and 50 too
+            equal_to.add(round(number / 100 if percent else number * 100, 6))
+        return round(wanted, 6) in equal_to
     if style == "equals" and wanted is not None:
         return False
+    if (based := _BASED.fullmatch(_normal(answer))) and (written := _BASED.fullmatch(found.strip().strip("$"))):
+        return based.groups() == written.groups()  # math-verify takes a base for a unit, and ignores it
     words, said = _words(answer), _words(found)
     if words is not None and said is not None and (found is not completion or len(said) <= len(words)):
         return words == said
@@ -106,6 +112,13 @@ def plain_number(text: str) -> Fraction | None:
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     return Fraction(text) if _NUMBER.fullmatch(text) else None
+
+
+def _percent(text: str) -> tuple[Fraction | None, bool]:
+    """A plain number, and whether a percent sign follows it."""
+    bare = text.strip().strip("$").strip()
+    percent = bare.endswith("%")
+    return plain_number(bare.removesuffix("%").removesuffix("\\") if percent else text), percent
 
 
 def parts(answer: str) -> list[str]:
