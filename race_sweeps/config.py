@@ -72,7 +72,7 @@ class ScorerConfig:
     """A model that scores solutions step by step: as the reward (`reward.scorer`) or as the common judge (`judge`).
     `name` null: there is none. `source`: `ladder` (embedded tiny PRM) or `path` (a Hub id or a folder). `config`: the
     published `config.json` fields. It reads prompt + completion + `template_tokens` + `steps` separators of each
-    rollout (expected, for the plan). `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought
+    rollout (expected, for the plan; `prm_proxy`: its cue and answer after each of `steps`). `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought
     labels. `max_tokens`: longer texts are truncated and counted; `batch`: texts at a time."""
 
     name: str | None = None
@@ -315,7 +315,7 @@ _SCHEMA = OmegaConf.structured(RunConfig)
 _CHOICES = {
     "model.source": ("ladder", "package", "path"),
     "model.dtype": ("bfloat16", "float32"),
-    "reward.kind": ("sparse", "prm"),
+    "reward.kind": ("sparse", "prm", "prm_proxy"),
     "reward.scorer.source": ("ladder", "path"),
     "reward.scorer.aggregate": ("scalar", "thought"),
     "judge.source": ("ladder", "path"),
@@ -337,6 +337,7 @@ _POSITIVE = (
     "reward.scorer.steps",
     "reward.scorer.max_tokens",
     "reward.scorer.batch",
+    "judge.steps",
     "judge.max_tokens",
     "judge.batch",
     "rollout.temperature",
@@ -359,6 +360,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "seed",
     "reward.scorer.template_tokens",
+    "judge.template_tokens",
     "rollout.top_k",
     "train.warmup_steps",
     "train.weight_decay",
@@ -431,3 +433,12 @@ def check(config: RunConfig) -> None:
         config.model.source != "path" or config.model.path is not None, "model.path",
         "set model.path=<a Hub id or a folder>",
     )  # fmt: skip
+    require(
+        config.reward.kind != "prm" or config.reward.scorer.name is not None, "reward.scorer.name",
+        "reward.kind=prm scores with a process reward model; choose one, for example reward=prm-tiny-m",
+    )  # fmt: skip
+    for key, scorer in (("reward.scorer", config.reward.scorer), ("judge", config.judge)):
+        require(
+            scorer.name is None or scorer.source != "ladder" or config.data.kind == "chain", f"{key}.name",
+            "an embedded process reward model reads data=chain only; name another, for example qwen-math-prm-7b",
+        )  # fmt: skip

@@ -66,4 +66,12 @@ class Sparse:
 def make(config: RunConfig, model: Any = None, tokenizer: Any = None) -> Reward:
     """The reward system of a run. `model`: the policy (PEFT), `tokenizer`: its own; for rewards that ask the frozen
     base policy."""
+    if config.reward.kind == "prm":
+        from race_sweeps.rewards.prm import make_scorer
+
+        return make_scorer(config.reward.scorer)
+    if config.reward.kind == "prm_proxy":
+        from race_sweeps.rewards.proxy import make_proxy
+
+        return make_proxy(config, model, tokenizer)
     return Sparse(config.data.extract)
