@@ -72,8 +72,9 @@ class ScorerConfig:
     """A model that scores solutions step by step: as the reward (`reward.scorer`) or as the common judge (`judge`).
     `name` null: there is none. `source`: `ladder` (embedded tiny PRM) or `path` (a Hub id or a folder). `config`: the
     published `config.json` fields. It reads prompt + completion + `template_tokens` + `steps` separators of each
-    rollout (expected, for the plan; `prm_proxy`: its cue and answer after each of `steps`). `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought
-    labels. `max_tokens`: longer texts are truncated and counted; `batch`: texts at a time."""
+    rollout (expected, for the plan; `prm_proxy`: its cue and answer are `template_tokens`, after each of `steps`).
+    `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought labels. `max_tokens`: longer texts are
+    truncated and counted; `batch`: texts at a time."""
 
     name: str | None = None
     source: str = "path"

@@ -39,6 +39,8 @@ SEPARATOR = "<extra_0>"
 VOCABULARY = (*ladder.VOCABULARY, SEPARATOR)
 _IDS = {token: i for i, token in enumerate(VOCABULARY)}
 _RESULT = re.compile(r"= *[0-9]+")
+NOISE = chain.Noise(hard=0.4, hard_right=0.4, easy_right=0.7)
+"""The policies' misconceptions, and more slips, so that right and wrong steps are about as frequent."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Training:
     fall: float = 0.3
     seed: int = 0
     operations: tuple[int, ...] = (1, 2, 3, 4)
-    noise: chain.Noise = chain.Noise(hard=0.4, hard_right=0.4, easy_right=0.7)
+    noise: chain.Noise = NOISE
     cut: float = 0.1
     astray: float = 0.1
 
@@ -319,8 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in names:
             reached = json.loads((path(name) / "training.json").read_text(encoding="utf-8"))
             print(
-                f"{name}: built in {reached['seconds']:.0f} s; AUC {reached['tune_auc']:.3f} on {reached['tune_steps']} "
-                f"held-out steps ({reached['tune_right']:.0%} right); {path(name)}"
+                f"{name}: built in {reached['seconds']:.0f} s; AUC {reached['tune_auc']:.3f} on "
+                f"{reached['tune_steps']} held-out steps ({reached['tune_right']:.0%} right); {path(name)}"
             )
         return 0
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,16 +59,15 @@ class Proxy:
         values, gains = [], []
         for texts in prefixes:
             levels = [known[text] for text in texts]
-            steps = [after - before for before, after in zip(levels, levels[1:], strict=False)]
+            steps = [after - before for before, after in pairwise(levels)]
             values.append(sum(map(_sigmoid, steps)) / len(steps))
             gains.append(levels[-1] - levels[0])
-        cut = sum(len(text.ids) >= self.max_tokens for text in distinct)
         return Scores(
             values=values,
             components={"gain": gains, "steps": [len(texts) - 1.0 for texts in prefixes]},
             flops=flops._replace(paper=2 * self.shape.parameters * sum(batch.tokens)),
             tokens=Tokens(prompt=tokens),
-            counts={"scorer/truncated": cut},
+            counts={"scorer/truncated": sum(len(text.ids) > self.max_tokens for text in distinct)},
         )
 
     def _texts(self, question: str, reference: str, completion: str) -> list[_Text]:
@@ -79,7 +79,7 @@ class Proxy:
         for step in ["", *steps]:
             at = completion.index(step, at) + len(step)
             ids = [*prompt, *self._encode(completion[:at] + self.cue), *answer]
-            texts.append(_Text(tuple(ids[-self.max_tokens :]), min(len(answer), self.max_tokens - 1)))
+            texts.append(_Text(tuple(ids), len(answer)))
         return texts
 
     def _prompt_ids(self, text: str) -> list[int]:
@@ -99,17 +99,18 @@ class Proxy:
     def _logprobs(self, texts: Sequence[_Text]) -> tuple[dict[_Text, float], Flops, int]:
         """log p of each text's answer, with what the forwards cost and the tokens they read."""
         known: dict[_Text, float] = {}
+        lengths = {text: min(len(text.ids), self.max_tokens) for text in texts}
         counter, flops = RewardFlops(self.shape), Flops()
         with frozen(self.model):
-            by_length = sorted(texts, key=lambda text: len(text.ids))
+            by_length = sorted(texts, key=lengths.__getitem__)
             for start in range(0, len(by_length), self.batch):
                 rows = by_length[start : start + self.batch]
-                width, answer = len(rows[-1].ids), max(text.answer for text in rows)
+                width, answer = lengths[rows[-1]], max(text.answer for text in rows)
                 inputs = torch.zeros((len(rows), width), dtype=torch.long)
                 mask = torch.zeros_like(inputs)
                 for i, text in enumerate(rows):  # padded on the left, so that all answers end together
-                    inputs[i, width - len(text.ids) :] = torch.tensor(text.ids)
-                    mask[i, width - len(text.ids) :] = 1
+                    inputs[i, width - lengths[text] :] = torch.tensor(text.ids[-lengths[text] :])
+                    mask[i, width - lengths[text] :] = 1
                 inputs, mask = inputs.to(self.model.device), mask.to(self.model.device)
                 logits = self.model(
                     input_ids=inputs,
@@ -123,13 +124,13 @@ class Proxy:
                     known[text] = float(scores[i, answer - text.answer :].sum())
                 flops = flops.plus(
                     Flops(
-                        model=sum(counter.score(len(text.ids), text.answer) for text in rows),
+                        model=sum(counter.score(lengths[text], text.answer) for text in rows),
                         executed=PolicyFlops.full(self.shape).score_executed(
                             len(rows), width, 0, scored=len(rows) * (answer + 1)
                         ),
                     )
                 )
-        return known, flops, sum(len(text.ids) for text in texts)
+        return known, flops, sum(lengths.values())
 
 
 @contextmanager
