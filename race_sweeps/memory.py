@@ -8,6 +8,7 @@ head); a test holds the estimate against the allocator's measured peaks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from race_sweeps.config import DEVICES, RunConfig
@@ -38,8 +39,9 @@ class Memory:
         return self.weights + self.adapter + self.reward + self.reserve + max(self.training, self.generation)
 
 
-def estimate(config: RunConfig, policy: PolicyFlops, reward: ModelShape | None = None) -> Memory:
-    """Memory of one process that trains and samples this point on one device; sequences are taken at their longest."""
+def estimate(config: RunConfig, policy: PolicyFlops, scorers: Iterable[tuple[ModelShape, str]] = ()) -> Memory:
+    """Memory of one process that trains and samples this point on one device; sequences are taken at their longest.
+    `scorers`: shape and dtype of the process reward models beside the policy."""
     element = BYTES[config.model.dtype]
     prompt, completion = config.rollout.expected_prompt, config.rollout.max_completion
     batch = max(config.rollout.batch, config.eval.batch)
@@ -50,7 +52,7 @@ def estimate(config: RunConfig, policy: PolicyFlops, reward: ModelShape | None =
             policy, config.train.microbatch, prompt + completion, element, config.train.gradient_checkpointing
         ),
         generation=_generation(policy.shape, batch, prompt, completion, element),
-        reward=reward.parameters * element if reward else 0,
+        reward=sum(shape.parameters * BYTES[dtype] for shape, dtype in scorers),
     )
 
 

@@ -110,7 +110,7 @@ def test_a_generation_batch(name: str, rows: int) -> None:
 def test_the_parts_add_up() -> None:
     config = config_of("model=7b")
     policy = policy_flops(config)
-    found = memory.estimate(config, policy, reward=policy.shape)
+    found = memory.estimate(config, policy, [(policy.shape, config.model.dtype)])
     assert found.weights == found.reward == 2 * 7_615_616_512
     assert found.adapter == 16 * policy.trainable
     resident = found.weights + found.adapter + found.reward + found.reserve
