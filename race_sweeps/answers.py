@@ -91,7 +91,9 @@ def decide(completion: str, answer: str, style: str) -> bool | None:
         return round(wanted, 6) in equal_to
     if style == "equals" and wanted is not None:
         return False
-    if (based := _BASED.fullmatch(_normal(answer))) and (written := _BASED.fullmatch(found.strip().strip("$"))):
+    if (based := _BASED.fullmatch(_normal_reference(answer))) and (
+        written := _BASED.fullmatch(found.strip().strip("$"))
+    ):
         return based.groups() == written.groups()  # math-verify takes a base for a unit, and ignores it
     words, said = _words(answer), _words(found)
     if words is not None and said is not None and (found is not completion or len(said) <= len(words)):
@@ -101,7 +103,7 @@ def decide(completion: str, answer: str, style: str) -> bool | None:
 
 def same_text(found: str, answer: str) -> bool:
     """Equal but for LaTeX spacing, sizing, `\\text`, degree signs, thousands commas, a final full stop."""
-    return len(found) <= 2 * len(answer) + 100 and _normal(found) == _normal(answer)
+    return len(found) <= 2 * len(answer) + 100 and _normal(found) == _normal_reference(answer)
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -137,7 +139,6 @@ def parts(answer: str) -> list[str]:
     return [*found, text[start:]]
 
 
-@lru_cache(maxsize=10_000)
 def _normal(answer: str) -> str:
     text = _WORDING.sub(r"\1", answer.strip().strip("$"))
     if _THOUSANDS.fullmatch(text := text.replace(r",\!", ",")):
@@ -146,6 +147,9 @@ def _normal(answer: str) -> str:
     text = re.sub(r"\^(?:\\circ|\{\\circ\})|\\degree|°", "", text)
     text = re.sub(r"\\frac(\w)(\w)", r"\\frac{\1}{\2}", text)
     return text.removesuffix(".")
+
+
+_normal_reference = lru_cache(maxsize=10_000)(_normal)
 
 
 def _words(answer: str) -> str | None:

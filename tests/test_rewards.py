@@ -98,6 +98,11 @@ def test_equations_of_a_working() -> None:
     ]
 
 
+def test_hostile_workings_are_read_in_linear_time() -> None:
+    for text in ("1" * 10**5 + "x = 3", "(" * 10**5 + "=" * 10**5, "1 + " * 10**5 + "= 2", "\\frac{" * 10**5 + "=1"):
+        assert len(equations(text + "\n2 + 2 = 4")) <= 64
+
+
 @pytest.mark.parametrize(
     ("left", "right", "holds"),
     [

@@ -189,8 +189,9 @@ _LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", "×": "*", "·": "*", "÷
 _LATEX |= {r"\left": "", r"\right": "", r"\$": "", "$": "", r"\(": "", r"\)": "", r"\[": "", r"\]": "", r"\,": ""}
 _REWRITE = re.compile("|".join(re.escape(key) for key in sorted(_LATEX, key=len, reverse=True)))
 _ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's calculator marks
-_SIDE = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+|[-+*/^()\s]|\\[dt]?frac|\\sqrt|[{}])"
-_LEFT, _RIGHT = re.compile(_SIDE + r"+\Z"), re.compile(_SIDE + "+")
+# Atomic and possessive: untrusted text must not make the search back up.
+_SIDE = r"(?>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+|[-+*/^()\s]|\\[dt]?frac|\\sqrt|[{}])"
+_LEFT, _RIGHT = re.compile(_SIDE + r"++\Z"), re.compile(_SIDE + "++")
 _OPERATOR = re.compile(r"[-+*/^]|\\")
 
 
