@@ -394,7 +394,7 @@ def test_an_engine_that_dies_is_one_line_and_the_run_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(VllmEngine, "_generate", dying)
-        with pytest.raises(UserError, match="sampling failed .*killed.*it goes on from the newest checkpoint"):
+        with pytest.raises(UserError, match=r"sampling failed .*killed.*it goes on from the newest checkpoint"):
             run_point(str(folder.path))
     assert not folder.done
     spent = ledger.read(folder.ledger).totals.total

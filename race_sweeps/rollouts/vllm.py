@@ -124,7 +124,7 @@ class VllmEngine(Text):
         prompt_ids = self.tokenize(prompts)
         self._fit(prompt_ids, sampling.max_completion)
         stops = self.stop_tokens(model)
-        with _explained("sampling"):
+        with _explained("sampling"), _no_trace():
             self._wake()
             request = self._sync(model)
             outputs = self._generate(prompt_ids, sampling, sorted(stops), seed, request)
@@ -305,10 +305,11 @@ def _explained(what: str) -> Iterator[None]:
 
 @contextmanager
 def _no_trace() -> Iterator[None]:
-    """An engine that starts seeds every random state and takes torch's thread count; neither is its own."""
+    """The engine lives in this process, but its random numbers and its thread count are its own."""
     python, numpy_state, set_threads = random.getstate(), np.random.get_state(), torch.set_num_threads
     threads = torch.get_num_threads()
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
