@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import pairwise
@@ -93,12 +93,17 @@ class ScorerConfig:
 @dataclass
 class RewardConfig:
     """The reward system. `name` labels it, `kind` says what it is. Rules cost no FLOPs; `prm` and `prm_proxy` run a
-    model. `weights`: of the named components a kind adds up. `function`: dotted path of a user's own (`custom`)."""
+    model. `weights`: of the parts a rule adds up (`REWARD_WEIGHTS`; each 0 to 100, not all 0). `scale`: relative error
+    at which `closeness` is 1/2 (0.001 to 1000). `function`: dotted path of a user's own (`custom`). `verifier_seconds`
+    (0.1 to 60, CPU time) and `verifier_memory` (0.25 to 64, GiB): what checking one answer or equation may take."""
 
     name: str = MISSING
     kind: str = MISSING
     weights: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
     function: str | None = None
+    verifier_seconds: float = 3.0
+    verifier_memory: float = 1.0
     scorer: ScorerConfig = field(default_factory=ScorerConfig)
 
 
@@ -164,21 +169,37 @@ class BudgetConfig:
 
 @dataclass
 class DataConfig:
-    """Problems. `kind`: `chain` (procedural) or `file` (`path`: JSONL). `prompt`: template with {question}.
-    `extract`: where the final answer stands in a completion; `reference`: and in the reference. `heldout`: which
-    held-out problems of `chain` to evaluate on; choose settings on "tune", so that "report" stays unseen."""
+    """Problems. `kind`: `chain` (procedural) or `file`: the rows of `path` (JSONL, JSON, CSV or Parquet), or where
+    there is none, those of `hub` (a data set's Hub id, with `subset` and `split`). `question`, `answer`: fields of a
+    row. `prompt`: template with {question}. `extract`: where the final answer stands in a completion; `reference`: and
+    in the answer field. `bad_rows`: `error`, or `skip` them and report how many. `train_problems`: train on the first
+    so many. `limit`: of an evaluation set, use so many, chosen by hash. `heldout`: which held-out problems of `chain`
+    to evaluate on; choose settings on "tune", so that "report" stays unseen. `heldout_share`: of the rows, set aside by
+    a hash of the normalised question.
+
+    `contamination`: what to do with training problems found in an evaluation set: `remove` them, `report` them or
+    `refuse` to start. Found means an equal normalised question, or `overlap` (0 to 1) of the evaluation question's
+    runs of `ngram` words in one training question."""
 
     name: str = MISSING
     kind: str = MISSING
     path: str | None = None
+    hub: str | None = None
+    subset: str | None = None
+    split: str = "train"
     question: str = "question"
     answer: str = "answer"
     prompt: str = "{question}"
     extract: str = "math"
     reference: str = "math"
+    bad_rows: str = "error"
     train_problems: int | None = None
+    limit: int | None = None
     heldout: str = "report"
     heldout_share: float = 0.1
+    contamination: str = "remove"
+    ngram: int = 13
+    overlap: float = 0.5
 
 
 @dataclass
@@ -207,14 +228,16 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
-    """Evaluation at each rung. `problems`: of each set, at most. `samples`: completions of each; `pass_at`: the k of
-    pass@k, at most `samples`, always with 1. `temperature` 0 is greedy."""
+    """Evaluation at each rung: on held-out problems (`problems` of them) and on the named `sets`
+    (`eval_sets=[gsm8k,math500]`). `samples`: completions of each problem; `pass_at`: the k of pass@k, at most
+    `samples`, 1 among them. `temperature` 0 is greedy."""
 
     problems: int = 500
     samples: int = 1
     pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float = 0.0
     batch: int = 64
+    sets: dict[str, DataConfig] = field(default_factory=dict)
 
 
 @dataclass
@@ -312,15 +335,19 @@ def nearest_key(key: str) -> str:
     """A hint for an unknown dotted key: the nearest known one, and the valid ones beside it."""
     known = list(keys())
     known += sorted({k.split(".")[0] for k in known})
+    if match := re.match(r"eval\.sets\.[^.]+\.", key):
+        known += [match[0] + item.name for item in fields(DataConfig)]
+    if key.startswith("reward.weights."):
+        known += sorted({f"reward.weights.{part}" for parts in REWARD_WEIGHTS.values() for part in parts})
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     parent = (near[0] if near else key).rpartition(".")[0]
     siblings = [k for k in known if k.rpartition(".")[0] == parent] or sorted({k.split(".")[0] for k in known})
     return (f"did you mean {near[0]!r}? " if near else "") + f"valid: {', '.join(siblings)}"
 
 
-def defaults() -> dict[str, Any]:
-    """The schema's own defaults as a plain tree ("???" where a value is required)."""
-    tree = OmegaConf.to_container(_SCHEMA)
+def defaults(schema: type = RunConfig) -> dict[str, Any]:
+    """A schema's own defaults as a plain tree ("???" where a value is required)."""
+    tree = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(tree, dict)
     return {str(k): v for k, v in tree.items()}
 
@@ -347,20 +374,31 @@ _SCHEMA = OmegaConf.structured(RunConfig)
 _CHOICES = {
     "model.source": ("ladder", "package", "path"),
     "model.dtype": ("bfloat16", "float32"),
-    "reward.kind": ("sparse", "prm"),
+    "reward.kind": ("sparse", "structured", "dense", "dense_verifier", "custom", "prm"),
     "reward.scorer.source": ("ladder", "path"),
     "reward.scorer.aggregate": ("scalar", "thought"),
     "judge.source": ("ladder", "path"),
     "judge.aggregate": ("scalar", "thought"),
     "rollout.engine": ("transformers", "vllm"),
     "update_fraction.keep": ("random", "max_variance"),
-    "data.kind": ("chain", "file"),
-    "data.heldout": ("report", "tune"),
-    "data.extract": ("math", "equals"),
-    "data.reference": ("math", "hashes"),
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
     "train.scale_rewards": ("group", "batch", "none"),
+}
+_DATA_CHOICES = {
+    "kind": ("chain", "file"),
+    "heldout": ("report", "tune"),
+    "extract": ("math", "equals"),
+    "reference": ("math", "hashes"),
+    "bad_rows": ("error", "skip"),
+    "contamination": ("remove", "report", "refuse"),
+}
+# The parts of each rule and their weights where none are given; what the parts are: race_sweeps/rewards/rules.py.
+REWARD_WEIGHTS: dict[str, dict[str, float]] = {
+    "sparse": {"correct": 1.0},
+    "structured": {"correct": 1.0, "answered": 0.1, "stepwise": 0.1, "finished": 0.1},
+    "dense": {"correct": 0.5, "closeness": 0.3, "answered": 0.1, "finished": 0.1},
+    "dense_verifier": {"correct": 0.5, "equations": 0.4, "answered": 0.1},
 }
 _POSITIVE = (
     "budget.flops",
@@ -408,7 +446,7 @@ def get(config: RunConfig, key: str) -> Any:
     """The value at a dotted key."""
     value: Any = config
     for part in key.split("."):
-        value = getattr(value, part)
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
 
 
@@ -479,9 +517,55 @@ def check(config: RunConfig) -> None:
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
     if config.plan.device is not None:
         among("plan.device", DEVICES)
-    require(0 < config.data.heldout_share < 1, "data.heldout_share", "must lie between 0 and 1")
-    require("{question}" in config.data.prompt, "data.prompt", "must contain {question}")
+    _check_reward(config.reward, require)
+    _check_data(config, require, among)
     require(
         config.model.source != "path" or config.model.path is not None, "model.path",
         "set model.path=<a Hub id or a folder>",
     )  # fmt: skip
+
+
+def _check_reward(reward: RewardConfig, require: Callable[[bool, str, str], None]) -> None:
+    parts = REWARD_WEIGHTS.get(reward.kind, {})
+    for name, weight in reward.weights.items():
+        key = f"reward.weights.{name}"
+        if name not in parts:
+            raise UserError(f"{key}: reward.kind={reward.kind} has no such part; {choices(name, parts)}")
+        require(0 <= weight <= 100, key, "must lie between 0 and 100")
+    weights = {**parts, **reward.weights}
+    require(not weights or sum(weights.values()) > 0, "reward.weights", "at least one must be above 0")
+    require(1e-3 <= reward.scale <= 1e3, "reward.scale", "must lie between 0.001 and 1000")
+    require(0.1 <= reward.verifier_seconds <= 60, "reward.verifier_seconds", "must lie between 0.1 and 60")
+    require(0.25 <= reward.verifier_memory <= 64, "reward.verifier_memory", "must lie between 0.25 and 64 (GiB)")
+    if reward.kind == "custom":
+        path = reward.function or ""
+        require(
+            bool(re.fullmatch(r"\w+(\.\w+)*[.:]\w+", path)), "reward.function",
+            "give the dotted path of a function, for example my_rewards.length",
+        )  # fmt: skip
+
+
+def _check_data(
+    config: RunConfig, require: Callable[[bool, str, str], None], among: Callable[[str, Iterable[str]], None]
+) -> None:
+    for name in config.eval.sets:
+        if not _SAFE_NAME.fullmatch(name) or name == "heldout":
+            raise UserError(f"eval.sets.{name}: use letters, digits, '.', '_' and '-', and another name than 'heldout'")
+    for prefix, data in [
+        ("data", config.data),
+        *((f"eval.sets.{name}", data) for name, data in config.eval.sets.items()),
+    ]:
+        for key, valid in _DATA_CHOICES.items():
+            among(f"{prefix}.{key}", valid)
+        require(0 < data.heldout_share < 1, f"{prefix}.heldout_share", "must lie between 0 and 1")
+        require("{question}" in data.prompt, f"{prefix}.prompt", "must contain {question}")
+        require(data.ngram >= 1, f"{prefix}.ngram", "at least one word")
+        require(0 < data.overlap <= 1, f"{prefix}.overlap", "must lie in (0, 1]")
+        for key in ("train_problems", "limit"):
+            number = getattr(data, key)
+            require(number is None or number >= 1, f"{prefix}.{key}", "must be at least 1 (or null for all)")
+        if config.model.source == "ladder" and data.kind != "chain":
+            raise UserError(
+                f"{prefix}={data.name}: the embedded tiny policies ({config.model.name}) read only digits and + - * =; "
+                "use data=chain, or a model with a vocabulary of its own (model=smollm2-135m)"
+            )

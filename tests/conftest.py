@@ -24,6 +24,17 @@ def compose_one(*overrides: str) -> RunConfig:
     return config
 
 
+def shared(path: str) -> Path:
+    """A file or folder of the shared data (beside a parent folder, or in RACE_SWEEPS_SHARED); skips the test where it
+    is not at hand."""
+    named = os.environ.get("RACE_SWEEPS_SHARED")
+    folders = [Path(named)] if named else [parent / "shared" for parent in Path(__file__).resolve().parents]
+    for folder in folders:
+        if (folder / "data" / path).exists():
+            return folder / "data" / path
+    pytest.skip(f"no shared/data/{path} (set RACE_SWEEPS_SHARED)")
+
+
 @pytest.fixture
 def make_point(tmp_path: Path) -> MakePoint:
     """Writes a point's folder, ready for `run_point`."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.conftest import shared
 
 SIZES = {
     "vocab_size": 40, "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -65,11 +64,4 @@ def eager_tiny(parent: Path) -> Path:
 
 def published(name: str) -> Path:
     """The folder of a published `config.json`; skips the test where the shared data is not at hand."""
-    candidates = [Path(p) for p in [os.environ.get("RACE_SWEEPS_SHARED", "")] if p]
-    for parent in Path(__file__).resolve().parents:
-        candidates += [parent / "shared"]
-    for shared in candidates:
-        folder = shared / "data" / "model_configs" / name
-        if folder.is_dir():
-            return folder
-    pytest.skip(f"no shared/data/model_configs/{name} (set RACE_SWEEPS_SHARED)")
+    return shared(f"model_configs/{name}")

@@ -53,6 +53,7 @@ class Generation:
     rewards: list[float]
     advantages: list[float]
     trained: list[int]  # passes over each completion
+    scores: Scores
 
 
 class _Endless(IterableDataset[dict[str, Any]]):
@@ -240,6 +241,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             rewards=scores.values,
             advantages=advantages,
             trained=[order.count(i) for i in range(len(rows))],
+            scores=scores,
         )
 
     def _record_rollouts(
