@@ -159,7 +159,7 @@ def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None:
     """One line before anything starts, instead of a failure in every point."""
-    from race_sweeps import data
+    from race_sweeps import data, rollouts
     from race_sweeps.rewards.custom import imported
 
     launcher.check()
@@ -175,6 +175,7 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
             )
     for point in points:
         config = point.config
+        rollouts.refuse_what_cannot_run(config)
         if config.reward.scorer.config is not None:
             raise UserError(f"reward={config.reward.name}: can be planned, not trained with yet; use reward=sparse")
         if config.reward.kind == "custom":
