@@ -159,7 +159,7 @@ def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None:
     """One line before anything starts, instead of a failure in every point."""
-    from race_sweeps import data
+    from race_sweeps import data, rollouts
     from race_sweeps.rewards.custom import imported
 
     launcher.check()
@@ -174,6 +174,7 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
                 "(python -m race_sweeps plan ...)"
             )
     for config in (point.config for point in points):
+        rollouts.refuse_what_cannot_run(config)
         if config.reward.kind == "custom":
             imported(config.reward.function or "")
     _refuse_scorers(points, launcher)
