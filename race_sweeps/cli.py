@@ -159,7 +159,7 @@ def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None:
     """One line before anything starts, instead of a failure in every point."""
-    from race_sweeps import data
+    from race_sweeps import data, rollouts
     from race_sweeps.rewards.custom import imported
 
     launcher.check()
@@ -173,18 +173,32 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
                 "work: a tiny model (model=tiny-s,tiny-m,tiny-l), a cluster (hydra/launcher=slurm), or the plan alone "
                 "(python -m race_sweeps plan ...)"
             )
-    for point in points:
-        config = point.config
-        if config.reward.scorer.config is not None:
-            raise UserError(f"reward={config.reward.name}: can be planned, not trained with yet; use reward=sparse")
+    for config in (point.config for point in points):
+        rollouts.refuse_what_cannot_run(config)
         if config.reward.kind == "custom":
             imported(config.reward.function or "")
+    _refuse_scorers(points, launcher)
     seen: list[tuple[object, ...]] = []
     for config in (point.config for point in points):
         wanted = (config.data, config.eval.problems, config.eval.sets)
         if wanted not in seen:  # a broken file is one line here, not a failure per point
             data.load(config, chat=True)
             seen.append(wanted)
+
+
+def _refuse_scorers(points: Sequence[Point], launcher: Launcher) -> None:
+    from launchers.local import LocalLauncher, visible_gpus
+
+    if not isinstance(launcher, LocalLauncher) or visible_gpus():
+        return
+    for config in (point.config for point in points):
+        for key, scorer in (("reward", config.reward.scorer), ("judge", config.judge)):
+            if scorer.name is not None and scorer.source == "path" and not Path(scorer.path or "").is_dir():
+                raise UserError(
+                    f"{key}: {scorer.name} needs a GPU and this machine has none; nothing was started. What would "
+                    f"work: {key}=prm-tiny-m (with data=chain), a local folder of a smaller one ({key}"
+                    f"{'.scorer' * (key == 'reward')}.path=...), or a cluster (hydra/launcher=slurm)"
+                )
 
 
 def _launch(launcher: Launcher, points: list[Point]) -> list[Outcome]:

@@ -75,8 +75,9 @@ class ScorerConfig:
     """A model that scores solutions step by step: as the reward (`reward.scorer`) or as the common judge (`judge`).
     `name` null: there is none. `source`: `ladder` (embedded tiny PRM) or `path` (a Hub id or a folder). `config`: the
     published `config.json` fields. It reads prompt + completion + `template_tokens` + `steps` separators of each
-    rollout (expected, for the plan). `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought
-    labels. `max_tokens`: longer texts are truncated and counted; `batch`: texts at a time."""
+    rollout (expected, for the plan; `prm_proxy`: its cue and answer are `template_tokens`, after each of `steps`).
+    `aggregate`: `scalar`, the mean over steps, or `thought`, over per-thought labels. `max_tokens`: longer texts are
+    truncated and counted; `batch`: texts at a time."""
 
     name: str | None = None
     source: str = "path"
@@ -374,7 +375,7 @@ _SCHEMA = OmegaConf.structured(RunConfig)
 _CHOICES = {
     "model.source": ("ladder", "package", "path"),
     "model.dtype": ("bfloat16", "float32"),
-    "reward.kind": ("sparse", "structured", "dense", "dense_verifier", "custom", "prm"),
+    "reward.kind": ("sparse", "structured", "dense", "dense_verifier", "custom", "prm", "prm_proxy"),
     "reward.scorer.source": ("ladder", "path"),
     "reward.scorer.aggregate": ("scalar", "thought"),
     "judge.source": ("ladder", "path"),
@@ -407,6 +408,7 @@ _POSITIVE = (
     "reward.scorer.steps",
     "reward.scorer.max_tokens",
     "reward.scorer.batch",
+    "judge.steps",
     "judge.max_tokens",
     "judge.batch",
     "rollout.temperature",
@@ -432,6 +434,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "seed",
     "reward.scorer.template_tokens",
+    "judge.template_tokens",
     "rollout.top_k",
     "train.warmup_steps",
     "train.weight_decay",
@@ -523,6 +526,15 @@ def check(config: RunConfig) -> None:
         config.model.source != "path" or config.model.path is not None, "model.path",
         "set model.path=<a Hub id or a folder>",
     )  # fmt: skip
+    require(
+        config.reward.kind != "prm" or config.reward.scorer.name is not None, "reward.scorer.name",
+        "reward.kind=prm scores with a process reward model; choose one, for example reward=prm-tiny-m",
+    )  # fmt: skip
+    for key, scorer in (("reward.scorer", config.reward.scorer), ("judge", config.judge)):
+        require(
+            scorer.name is None or scorer.source != "ladder" or config.data.kind == "chain", f"{key}.name",
+            "an embedded process reward model reads data=chain only; name another, for example qwen-math-prm-7b",
+        )  # fmt: skip
 
 
 def _check_reward(reward: RewardConfig, require: Callable[[bool, str, str], None]) -> None:

@@ -1,16 +1,19 @@
 """Peak memory of one grid point, estimated from its sizes, so that one that cannot fit is refused before it starts.
 
 Three things are resident (weights, the adapter with its gradients and Adam's two moments, a reserve); on top comes the
-larger of two peaks that never coincide: a training microbatch and a generation batch. What a layer saves for its
-backward was read off torch's saved tensors (fused attention with a padding mask, LoRA applied unmerged, TRL's fused
-head); a test holds the estimate against the allocator's measured peaks.
+larger of two peaks that never coincide: a training microbatch and a generation batch. A vLLM engine on the same device
+has weights and a key-value cache of its own, resident too, or in the generation's peak where it sleeps between phases.
+
+What a layer saves for backward was read off torch's saved tensors (fused attention with a padding mask, LoRA applied
+unmerged, TRL's fused head); a test holds the estimate against the allocator's measured peaks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from race_sweeps.config import DEVICES, RunConfig
+from race_sweeps.config import DEVICES, VLLM_RANKS, RunConfig
 from race_sweeps.errors import UserError
 from race_sweeps.flops import ModelShape, PolicyFlops
 
@@ -19,12 +22,15 @@ BYTES = {"bfloat16": 2, "float32": 4}
 FLOAT = 4  # adapter, its gradients, Adam's moments, norms and sampling are float32
 RESERVE = 2 * GIB  # CUDA context, kernels' workspaces, the allocator's fragmentation
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768  # tile of TRL's fused head, allocated whatever the vocabulary
+VLLM_TOKENS = 16384  # one scheduler step of vLLM at most, on devices of 70 GiB and more (engine/arg_utils.py, 0.31)
+VLLM_GRAPHS = 2 * GIB  # captured CUDA graphs and their pools
 SAMPLING_COPIES = 5  # of the last position's logits: float32, scaled, log-probs, probabilities, and those held over
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `training` and `generation` are peaks above what is resident; only the larger counts."""
+    """Bytes. `training` and `generation` are peaks above what is resident; only the larger counts. `engine`: what a
+    vLLM engine keeps while the trainer works."""
 
     weights: int
     adapter: int
@@ -32,25 +38,36 @@ class Memory:
     generation: int
     reward: int = 0
     reserve: int = RESERVE
+    engine: int = 0
+
+    @property
+    def resident(self) -> int:
+        """What is there all the time."""
+        return self.weights + self.adapter + self.reward + self.reserve + self.engine
 
     @property
     def total(self) -> int:
-        return self.weights + self.adapter + self.reward + self.reserve + max(self.training, self.generation)
+        return self.resident + max(self.training, self.generation)
 
 
-def estimate(config: RunConfig, policy: PolicyFlops, reward: ModelShape | None = None) -> Memory:
-    """Memory of one process that trains and samples this point on one device; sequences are taken at their longest."""
+def estimate(config: RunConfig, policy: PolicyFlops, scorers: Iterable[tuple[ModelShape, str]] = ()) -> Memory:
+    """Memory of one process that trains and samples this point on one device; sequences are taken at their longest.
+    `scorers`: shape and dtype of the process reward models beside the policy."""
     element = BYTES[config.model.dtype]
     prompt, completion = config.rollout.expected_prompt, config.rollout.max_completion
     batch = max(config.rollout.batch, config.eval.batch)
+    generation, engine = _generation(policy.shape, batch, prompt, completion, element), 0
+    if config.rollout.engine == "vllm":
+        engine, generation = _vllm(config, policy, element)
     return Memory(
         weights=policy.shape.parameters * element,
         adapter=4 * FLOAT * policy.trainable,
         training=_training(
             policy, config.train.microbatch, prompt + completion, element, config.train.gradient_checkpointing
         ),
-        generation=_generation(policy.shape, batch, prompt, completion, element),
-        reward=reward.parameters * element if reward else 0,
+        generation=generation,
+        engine=engine,
+        reward=sum(shape.parameters * BYTES[dtype] for shape, dtype in scorers),
     )
 
 
@@ -61,10 +78,17 @@ def refuse_if_too_large(config: RunConfig, memory: Memory) -> None:
     room = DEVICES[config.plan.device].memory * GIB
     if memory.total <= room:
         return
+    setting = ""
+    if config.rollout.engine == "vllm" and not config.rollout.vllm.sleep:
+        setting = "rollout.vllm.sleep=true, "
     if memory.training >= memory.generation:
-        setting = f"train.microbatch below {config.train.microbatch}"
+        setting += f"train.microbatch below {config.train.microbatch}"
         if not config.train.gradient_checkpointing:
             setting += ", train.gradient_checkpointing=true"
+    elif config.rollout.engine == "vllm":
+        setting += (
+            f"rollout.vllm.kv_cache below {config.rollout.vllm.kv_cache:g}, a larger rollout.vllm.tensor_parallel"
+        )
     else:
         setting = f"rollout.batch below {config.rollout.batch} (and eval.batch below {config.eval.batch})"
     parts = ", ".join(
@@ -110,6 +134,22 @@ def _training(policy: PolicyFlops, rows: int, length: int, element: int, checkpo
         return saved + max(head, gradients)
     inputs = tokens * shape.hidden * element * len(shape.layers)
     return inputs + max(head, saved // len(shape.layers) + gradients)
+
+
+def _vllm(config: RunConfig, policy: PolicyFlops, element: int) -> tuple[int, int]:
+    """What the engine keeps while the trainer works, and its peak beyond that while it samples, on one of its devices:
+    its weights, the adapter at the rank of its kernels, the cache as configured, one step's activations and logits."""
+    settings, shape = config.rollout.vllm, policy.shape
+    parts = settings.tensor_parallel
+    rank = min(r for r in VLLM_RANKS if r >= policy.rank)
+    held = (shape.parameters + shape.lora_parameters(rank, policy.targets)) * element // parts
+    held += round(settings.kv_cache * GIB)
+    widest = max(sum(m.outputs * m.used for m in layer.modules if m.role == "up") for layer in shape.layers)
+    queries = shape.heads * shape.head_dim
+    working = VLLM_TOKENS * ((2 * widest + 2 * queries) * element // parts + 3 * shape.hidden * element)
+    working += settings.sequences * shape.vocab * (element + SAMPLING_COPIES * FLOAT)
+    working += 0 if settings.eager else VLLM_GRAPHS
+    return (0, held + working) if settings.sleep else (held, working)
 
 
 def _generation(shape: ModelShape, rows: int, prompt: int, completion: int, element: int) -> int:

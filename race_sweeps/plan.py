@@ -11,7 +11,7 @@ from race_sweeps.allocate import MIN_KEPT, Costs
 from race_sweeps.config import DEVICES, RunConfig
 from race_sweeps.errors import UserError
 from race_sweeps.flops import PolicyFlops, RewardFlops
-from race_sweeps.models import policy_flops, reward_shape
+from race_sweeps.models import policy_flops, reward_shape, scorers
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,28 @@ class Plan:
 
 def costs(config: RunConfig, policy: PolicyFlops) -> Costs:
     """Expected cost of one completion under this configuration."""
-    prompt, completion, scorer = (
-        config.rollout.expected_prompt,
-        config.rollout.expected_completion,
-        config.reward.scorer,
-    )
-    model = reward_shape(config)
-    reads = prompt + completion + scorer.template_tokens + scorer.steps
+    prompt, completion = config.rollout.expected_prompt, config.rollout.expected_completion
     return Costs.of(
         policy,
         prompt,
         completion,
-        reward=0 if model is None else RewardFlops(model).score(reads, scorer.steps),
+        reward=_reward_cost(config, prompt, completion),
         old=config.train.old_logprobs == "trainer",
         reference=config.train.beta > 0,
     )
+
+
+def _reward_cost(config: RunConfig, prompt: int, completion: int) -> int:
+    """Expected model FLOPs of scoring one completion; 0 for rules."""
+    model, scorer = reward_shape(config), config.reward.scorer
+    if model is None:
+        return 0
+    if config.reward.kind == "prm_proxy":  # a forward after each step; a group shares the one before the first
+        ends = [completion * step // scorer.steps for step in range(scorer.steps + 1)]
+        asked = max(1, scorer.template_tokens)  # the cue and the answer
+        before, *after = (RewardFlops(model).score(prompt + end + asked, asked) for end in ends)
+        return before // config.train.group + sum(after)
+    return RewardFlops(model).score(prompt + completion + scorer.template_tokens + scorer.steps, scorer.steps)
 
 
 def rungs(config: RunConfig) -> tuple[int, ...]:
@@ -108,7 +115,7 @@ def plan(config: RunConfig) -> Plan:
     }
     total = sum(flops.values())
     device = config.plan.device
-    needed = memory.estimate(config, policy, reward_shape(config))
+    needed = memory.estimate(config, policy, scorers(config))
     memory.refuse_if_too_large(config, needed)
     return Plan(
         budget=budget,

@@ -55,10 +55,16 @@ def eager_tiny(parent: Path) -> Path:
     """A copy, in `parent`, of the tiny policy whose config asks for eager attention, which torch can count."""
     from race_sweeps.models import ladder
 
-    folder = parent / "tiny-s-eager"
-    shutil.copytree(ladder.build("tiny-s"), folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
+    return eager_copy(ladder.build("tiny-s"), parent)
+
+
+def eager_copy(source: Path, parent: Path) -> Path:
+    """A copy of a model folder, in `parent`, whose config asks for eager attention."""
+    folder = parent / f"{source.name}-eager"
+    if not folder.exists():
+        shutil.copytree(source, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "eager"}))
     return folder
 
 

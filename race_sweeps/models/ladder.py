@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,11 @@ from typing import TYPE_CHECKING, Any
 from race_sweeps.data import chain
 from race_sweeps.errors import UserError, choices, exit_status
 from race_sweeps.folder import write_json
-from race_sweeps.models.cache import build_once, cache_folder
+from race_sweeps.models.cache import Progress, build_once, build_side_by_side, cache_folder
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
-
-Progress = Callable[[float, str], None]
-"""Called with the share done (0 to 1) and a few words."""
 
 # Bump when the building code changes what comes out: caches of the old code are then left alone and rebuilt.
 FORMAT = 1
@@ -158,7 +155,7 @@ def build(name: str, progress: Progress | None = None, rung: Rung | None = None)
     report = progress or (lambda share, words: None)
 
     def write(folder: Path) -> None:
-        with _single_threaded():
+        with single_threaded():
             _write_policy(folder, name, rung, report)
 
     folder = build_once(ladder_path(name, rung), write, lambda: report(0.0, "waiting for another build"))
@@ -167,7 +164,7 @@ def build(name: str, progress: Progress | None = None, rung: Rung | None = None)
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
     """One torch thread, so that sums have one order; the caller's threads and random stream come back afterwards."""
     import torch
 
@@ -181,7 +178,7 @@ def _single_threaded() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bar from Transformers: ours is on the screen."""
     from transformers.utils import logging
 
@@ -217,7 +214,7 @@ def _write_policy(folder: Path, name: str, rung: Rung, report: Progress) -> None
     tokenizer = make_tokenizer()
     began = time.perf_counter()
     measured = measure(model, tokenizer, chain.problems("tune", 256, seed=0))
-    with _quiet():
+    with quiet():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_json(
@@ -369,44 +366,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_all(names: Sequence[str]) -> None:
     """Build those the cache lacks, in as many processes as there are cores, with a progress bar each on stderr."""
+    build_side_by_side(jobs(names))
+
+
+def jobs(names: Iterable[str]) -> dict[str, Callable[[Progress], Path]]:
+    """What builds those that the cache lacks, largest first, for `build_side_by_side`."""
     missing = [name for name in dict.fromkeys(names) if not ladder_path(name).exists()]
-    if not missing:
-        return
-    import multiprocessing
-    import queue
-    from concurrent.futures import ProcessPoolExecutor
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    largest_first = sorted(missing, key=lambda name: -rung_of(name).hidden)
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by torch's threads
-    columns = TextColumn("{task.fields[name]:8}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with context.Manager() as manager, Progress(*columns, console=Console(stderr=True)) as bars:
-        reports = manager.Queue()
-        tasks = {name: bars.add_task("waiting for a core", total=1.0, name=name, start=False) for name in missing}
-        with ProcessPoolExecutor(min(len(missing), _cores()), mp_context=context) as pool:
-            futures = [pool.submit(_build_reporting, name, reports) for name in largest_first]
-            while True:
-                finished = all(future.done() for future in futures)
-                try:
-                    while True:
-                        name, share, words = reports.get(timeout=0.2)
-                        bars.start_task(tasks[name])
-                        bars.update(tasks[name], completed=share, description=words)
-                except queue.Empty:
-                    if finished:
-                        break
-            for future in futures:
-                future.result()
-
-
-def _build_reporting(name: str, reports: Any) -> None:
-    build(name, lambda share, words: reports.put((name, share, words)))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {name: partial(build, name) for name in sorted(missing, key=lambda name: -rung_of(name).hidden)}
 
 
 def _print_figures(names: Sequence[str]) -> None:

@@ -42,7 +42,13 @@ def make(config: RunConfig, model: Any = None, tokenizer: Any = None) -> Reward:
             memory=round(reward.verifier_memory * 2**30),
             name=reward.name,
         )
-    raise NotImplementedError(reward.kind)
+    if reward.kind == "prm_proxy":
+        from race_sweeps.rewards.proxy import make_proxy
+
+        return make_proxy(config, model, tokenizer)
+    from race_sweeps.rewards.prm import make_scorer
+
+    return make_scorer(reward.scorer)
 
 
 def judge(config: RunConfig) -> Reward | None:
@@ -51,4 +57,4 @@ def judge(config: RunConfig) -> Reward | None:
         return None
     from race_sweeps.rewards.prm import make_scorer
 
-    return make_scorer(config.judge)  # type: ignore[no-any-return]
+    return make_scorer(config.judge)

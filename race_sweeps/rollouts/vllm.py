@@ -47,6 +47,7 @@ from race_sweeps.rollouts import Rollouts, Sampling
 from race_sweeps.rollouts.text import Text
 
 log = logging.getLogger("race_sweeps")
+STARTING = "starting the engine"
 PREFIX = "race_sweeps-adapter-"
 CPU_BLOCK = 32  # tokens of a cache block; vLLM's default of 128 on CPUs would cache no prompt of ours
 
@@ -68,7 +69,7 @@ class VllmEngine(Text):
         self.dtype = getattr(torch, config.model.dtype)
         self.sleeps = self.settings.sleep and torch.cuda.is_available()
         self.files = AdapterFiles()
-        with _explained("starting the engine"), _no_trace():
+        with _explained(STARTING), _no_trace():
             self.llm = self._start(location, config.model.dtype)
         sizes = self.llm.llm_engine.vllm_config
         self.context: int = sizes.model_config.max_model_len
@@ -123,7 +124,7 @@ class VllmEngine(Text):
         prompt_ids = self.tokenize(prompts)
         self._fit(prompt_ids, sampling.max_completion)
         stops = self.stop_tokens(model)
-        with _explained("sampling"):
+        with _explained("sampling"), _no_trace():
             self._wake()
             request = self._sync(model)
             outputs = self._generate(prompt_ids, sampling, sorted(stops), seed, request)
@@ -289,15 +290,14 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-            word in text.lower() for word in ("memory", "kv cache")
-        )
-        remedy = (
-            "a smaller rollout.vllm.context or rollout.vllm.sequences, another rollout.vllm.kv_cache (GiB), "
-            "rollout.vllm.sleep=true on a GPU, or tensor_parallel over more GPUs"
-            if lacking
-            else "the same command again, which goes on from the newest checkpoint with a new engine"
-        )
+        lacking = isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in text.lower()
+        if what == STARTING or lacking:
+            remedy = (
+                "rollout.vllm.kv_cache (GiB), context, sequences and tensor_parallel that fit the model and the device "
+                "(vllm.sleep=true shares a GPU with the trainer)"
+            )
+        else:
+            remedy = "the same command again: it goes on from the newest checkpoint with a new engine"
         raise UserError(
             f"rollout.engine=vllm: {what} failed ({type(error).__name__}: {text[:300]}); what would work: {remedy}"
         ) from error
@@ -305,10 +305,11 @@ def _explained(what: str) -> Iterator[None]:
 
 @contextmanager
 def _no_trace() -> Iterator[None]:
-    """An engine that starts seeds every random state and takes torch's thread count; neither is its own."""
+    """The engine lives in this process, but its random numbers and its thread count are its own."""
     python, numpy_state, set_threads = random.getstate(), np.random.get_state(), torch.set_num_threads
     threads = torch.get_num_threads()
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
