@@ -206,6 +206,19 @@ class PlanConfig:
 
 
 @dataclass
+class TrackingConfig:
+    """A view of the run for people; the run's folder stays the truth. `kind`: `wandb`, `tensorboard` or `none`.
+    `mode` (W&B): `auto` is online when a key is set and offline otherwise. `timeout`: seconds that the end of a run
+    waits for the tracker before it is abandoned."""
+
+    kind: str = "none"
+    project: str = "race-sweeps"
+    entity: str | None = None
+    mode: str = "auto"
+    timeout: float = 60.0
+
+
+@dataclass
 class RunConfig:
     """One grid point."""
 
@@ -224,10 +237,14 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
-VOLATILE: dict[type, tuple[str, ...]] = {RunConfig: ("sweep", "runs_dir", "plan"), TrainConfig: ("checkpoint_seconds",)}
+VOLATILE: dict[type, tuple[str, ...]] = {
+    RunConfig: ("sweep", "runs_dir", "plan", "tracking"),
+    TrainConfig: ("checkpoint_seconds",),
+}
 
 
 def point_id(config: RunConfig) -> str:
@@ -337,6 +354,8 @@ _CHOICES = {
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
     "train.scale_rewards": ("group", "batch", "none"),
+    "tracking.kind": ("none", "wandb", "tensorboard"),
+    "tracking.mode": ("auto", "online", "offline"),
 }
 _POSITIVE = (
     "budget.flops",
@@ -363,6 +382,7 @@ _POSITIVE = (
     "eval.problems",
     "eval.samples",
     "eval.batch",
+    "tracking.timeout",
 )
 _NOT_NEGATIVE = (
     "seed",
