@@ -160,6 +160,7 @@ def _say_where(outcomes: Sequence[Outcome], folder: Path) -> None:
 def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None:
     """One line before anything starts, instead of a failure in every point."""
     from race_sweeps import data
+    from race_sweeps.rewards.custom import imported
 
     launcher.check()
     heavy = sorted({p.config.model.name for p in points if p.config.model.needs_gpu})
@@ -176,11 +177,14 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
         config = point.config
         if config.reward.scorer.config is not None:
             raise UserError(f"reward={config.reward.name}: can be planned, not trained with yet; use reward=sparse")
-    seen: list[tuple[object, int]] = []
+        if config.reward.kind == "custom":
+            imported(config.reward.function or "")
+    seen: list[tuple[object, ...]] = []
     for config in (point.config for point in points):
-        if (config.data, config.eval.problems) not in seen:  # a broken file is one line here, not a failure per point
+        wanted = (config.data, config.eval.problems, config.eval.sets)
+        if wanted not in seen:  # a broken file is one line here, not a failure per point
             data.load(config, chat=True)
-            seen.append((config.data, config.eval.problems))
+            seen.append(wanted)
 
 
 def _launch(launcher: Launcher, points: list[Point]) -> list[Outcome]:

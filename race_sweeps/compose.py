@@ -31,7 +31,8 @@ from race_sweeps.config import RunConfig
 from race_sweeps.errors import UserError, choices
 
 CONFIG_NAME = "config"
-ConfigStore.instance().store(name="schema", node=schema.defaults(), provider="race_sweeps")
+for group, node in ((None, schema.defaults()), ("data", schema.defaults(schema.DataConfig))):
+    ConfigStore.instance().store(name="schema", group=group, node=node, provider="race_sweeps")
 
 
 @dataclass(frozen=True)
@@ -180,21 +181,26 @@ def _interpolations(tree: DictConfig) -> Iterator[str]:
 
 
 def _replaced(config: Any, path: tuple[str, ...], value: Any) -> Any:
-    """A copy of nested dataclasses with one value changed; what lies beside the path is shared."""
+    """A copy of nested dataclasses and dictionaries with one value changed; what lies beside the path is shared."""
     changed = copy.copy(config)
-    nested = _replaced(getattr(config, path[0]), path[1:], value) if len(path) > 1 else value
-    setattr(changed, path[0], nested)
+    if isinstance(config, dict):
+        changed[path[0]] = _replaced(config[path[0]], path[1:], value) if len(path) > 1 else value
+    else:
+        setattr(changed, path[0], _replaced(getattr(config, path[0]), path[1:], value) if len(path) > 1 else value)
     return changed
 
 
 def _with_absolute_data(config: RunConfig) -> RunConfig:
-    """Workers may run elsewhere: make the data file's path absolute, and be sure that it exists."""
-    if config.data.path is None or config.data.kind != "file":
-        return config
-    path = Path(config.data.path).expanduser().absolute()
-    if not path.is_file():
-        raise UserError(f"data.path={config.data.path}: no such file")
-    return _replaced(config, ("data", "path"), str(path))  # type: ignore[no-any-return]
+    """Workers may run elsewhere: make the paths of data files absolute, and be sure that they exist."""
+    for place in (("data",), *(("eval", "sets", name) for name in config.eval.sets)):
+        data = config.data if place == ("data",) else config.eval.sets[place[-1]]
+        if data.path is None or data.kind != "file":
+            continue
+        path = Path(data.path).expanduser().absolute()
+        if not path.is_file():
+            raise UserError(f"{'.'.join(place)}.path={data.path}: no such file")
+        config = _replaced(config, (*place, "path"), str(path))
+    return config
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import pairwise
@@ -42,6 +42,9 @@ DEVICES = {
     "l40s": Device(362e12, 44.5),
     "b200": Device(2250e12, 178.0),
 }
+
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm.config.lora.MaxLoRARanks: what its kernels are built for
 
 
 @dataclass
@@ -90,19 +93,39 @@ class ScorerConfig:
 @dataclass
 class RewardConfig:
     """The reward system. `name` labels it, `kind` says what it is. Rules cost no FLOPs; `prm` and `prm_proxy` run a
-    model. `weights`: of the named components a kind adds up. `function`: dotted path of a user's own (`custom`)."""
+    model. `weights`: of the parts a rule adds up (`REWARD_WEIGHTS`; each 0 to 100, not all 0). `scale`: relative error
+    at which `closeness` is 1/2 (0.001 to 1000). `function`: dotted path of a user's own (`custom`). `verifier_seconds`
+    (0.1 to 60, CPU time) and `verifier_memory` (0.25 to 64, GiB): what checking one answer or equation may take."""
 
     name: str = MISSING
     kind: str = MISSING
     weights: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
     function: str | None = None
+    verifier_seconds: float = 3.0
+    verifier_memory: float = 1.0
     scorer: ScorerConfig = field(default_factory=ScorerConfig)
 
 
 @dataclass
+class VllmConfig:
+    """The vLLM engine. `kv_cache`: GiB for keys and values; `context`: longest prompt + completion in tokens (null: the
+    model's own); `sequences`: completions sampled at a time; `tensor_parallel`: GPUs it is split over; `sleep`: its GPU
+    memory is the trainer's while it waits; `eager`: no CUDA graphs."""
+
+    kv_cache: float = 4.0
+    context: int | None = None
+    sequences: int = 256
+    tensor_parallel: int = 1
+    sleep: bool = False
+    eager: bool = False
+
+
+@dataclass
 class RolloutConfig:
-    """How completions are sampled. `batch`: completions per `generate` call. `expected_*`: tokens the plan assumes
-    until real lengths come in."""
+    """How completions are sampled. `batch`: completions per `generate` call of the transformers engine. `expected_*`:
+    tokens the plan assumes until real lengths come in. `importance_cap`: with vLLM and train.old_logprobs=trainer, the
+    largest weight (trainer / sampler probability) of a token; null: no correction."""
 
     engine: str = "transformers"
     temperature: float = 1.0
@@ -112,6 +135,8 @@ class RolloutConfig:
     batch: int = MISSING
     expected_prompt: int = MISSING
     expected_completion: int = MISSING
+    importance_cap: float | None = 3.0  # TRL's default
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
 
 @dataclass
@@ -144,21 +169,37 @@ class BudgetConfig:
 
 @dataclass
 class DataConfig:
-    """Problems. `kind`: `chain` (procedural) or `file` (`path`: JSONL). `prompt`: template with {question}.
-    `extract`: where the final answer stands in a completion; `reference`: and in the reference. `heldout`: which
-    held-out problems of `chain` to evaluate on; choose settings on "tune", so that "report" stays unseen."""
+    """Problems. `kind`: `chain` (procedural) or `file`: the rows of `path` (JSONL, JSON, CSV or Parquet), or where
+    there is none, those of `hub` (a data set's Hub id, with `subset` and `split`). `question`, `answer`: fields of a
+    row. `prompt`: template with {question}. `extract`: where the final answer stands in a completion; `reference`: and
+    in the answer field. `bad_rows`: `error`, or `skip` them and report how many. `train_problems`: train on the first
+    so many. `limit`: of an evaluation set, use so many, chosen by hash. `heldout`: which held-out problems of `chain`
+    to evaluate on; choose settings on "tune", so that "report" stays unseen. `heldout_share`: of the rows, set aside by
+    a hash of the normalised question.
+
+    `contamination`: what to do with training problems found in an evaluation set: `remove` them, `report` them or
+    `refuse` to start. Found means an equal normalised question, or `overlap` (0 to 1) of the evaluation question's
+    runs of `ngram` words in one training question."""
 
     name: str = MISSING
     kind: str = MISSING
     path: str | None = None
+    hub: str | None = None
+    subset: str | None = None
+    split: str = "train"
     question: str = "question"
     answer: str = "answer"
     prompt: str = "{question}"
     extract: str = "math"
     reference: str = "math"
+    bad_rows: str = "error"
     train_problems: int | None = None
+    limit: int | None = None
     heldout: str = "report"
     heldout_share: float = 0.1
+    contamination: str = "remove"
+    ngram: int = 13
+    overlap: float = 0.5
 
 
 @dataclass
@@ -187,14 +228,16 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
-    """Evaluation at each rung. `problems`: of each set, at most. `samples`: completions of each; `pass_at`: the k of
-    pass@k, at most `samples`, always with 1. `temperature` 0 is greedy."""
+    """Evaluation at each rung: on held-out problems (`problems` of them) and on the named `sets`
+    (`eval_sets=[gsm8k,math500]`). `samples`: completions of each problem; `pass_at`: the k of pass@k, at most
+    `samples`, 1 among them. `temperature` 0 is greedy."""
 
     problems: int = 500
     samples: int = 1
     pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float = 0.0
     batch: int = 64
+    sets: dict[str, DataConfig] = field(default_factory=dict)
 
 
 @dataclass
@@ -243,6 +286,7 @@ class RunConfig:
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
 VOLATILE: dict[type, tuple[str, ...]] = {
     RunConfig: ("sweep", "runs_dir", "plan", "tracking"),
+    RolloutConfig: ("vllm",),
     TrainConfig: ("checkpoint_seconds",),
 }
 
@@ -305,15 +349,17 @@ def nearest_key(key: str) -> str:
     """A hint for an unknown dotted key: the nearest known one, and the valid ones beside it."""
     known = list(keys())
     known += sorted({k.split(".")[0] for k in known})
+    if match := re.match(r"eval\.sets\.[^.]+\.", key):
+        known += [match[0] + item.name for item in fields(DataConfig)]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     parent = (near[0] if near else key).rpartition(".")[0]
     siblings = [k for k in known if k.rpartition(".")[0] == parent] or sorted({k.split(".")[0] for k in known})
     return (f"did you mean {near[0]!r}? " if near else "") + f"valid: {', '.join(siblings)}"
 
 
-def defaults() -> dict[str, Any]:
-    """The schema's own defaults as a plain tree ("???" where a value is required)."""
-    tree = OmegaConf.to_container(_SCHEMA)
+def defaults(schema: type = RunConfig) -> dict[str, Any]:
+    """A schema's own defaults as a plain tree ("???" where a value is required)."""
+    tree = OmegaConf.to_container(OmegaConf.structured(schema))
     assert isinstance(tree, dict)
     return {str(k): v for k, v in tree.items()}
 
@@ -340,22 +386,33 @@ _SCHEMA = OmegaConf.structured(RunConfig)
 _CHOICES = {
     "model.source": ("ladder", "package", "path"),
     "model.dtype": ("bfloat16", "float32"),
-    "reward.kind": ("sparse", "prm"),
+    "reward.kind": ("sparse", "structured", "dense", "dense_verifier", "custom", "prm"),
     "reward.scorer.source": ("ladder", "path"),
     "reward.scorer.aggregate": ("scalar", "thought"),
     "judge.source": ("ladder", "path"),
     "judge.aggregate": ("scalar", "thought"),
-    "rollout.engine": ("transformers",),
+    "rollout.engine": ("transformers", "vllm"),
     "update_fraction.keep": ("random", "max_variance"),
-    "data.kind": ("chain", "file"),
-    "data.heldout": ("report", "tune"),
-    "data.extract": ("math", "equals"),
-    "data.reference": ("math", "hashes"),
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
     "train.scale_rewards": ("group", "batch", "none"),
     "tracking.kind": ("none", "wandb", "tensorboard"),
     "tracking.mode": ("auto", "online", "offline"),
+}
+_DATA_CHOICES = {
+    "kind": ("chain", "file"),
+    "heldout": ("report", "tune"),
+    "extract": ("math", "equals"),
+    "reference": ("math", "hashes"),
+    "bad_rows": ("error", "skip"),
+    "contamination": ("remove", "report", "refuse"),
+}
+# The parts of each rule and their weights where none are given; what the parts are: race_sweeps/rewards/rules.py.
+REWARD_WEIGHTS: dict[str, dict[str, float]] = {
+    "sparse": {"correct": 1.0},
+    "structured": {"correct": 1.0, "answered": 0.1, "stepwise": 0.1, "finished": 0.1},
+    "dense": {"correct": 0.5, "closeness": 0.3, "answered": 0.1, "finished": 0.1},
+    "dense_verifier": {"correct": 0.5, "equations": 0.4, "answered": 0.1},
 }
 _POSITIVE = (
     "budget.flops",
@@ -371,6 +428,9 @@ _POSITIVE = (
     "rollout.batch",
     "rollout.expected_prompt",
     "rollout.expected_completion",
+    "rollout.vllm.kv_cache",
+    "rollout.vllm.sequences",
+    "rollout.vllm.tensor_parallel",
     "update_fraction.budget_factor",
     "update_fraction.max_passes",
     "train.prompts",
@@ -401,7 +461,7 @@ def get(config: RunConfig, key: str) -> Any:
     """The value at a dotted key."""
     value: Any = config
     for part in key.split("."):
-        value = getattr(value, part)
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
 
 
@@ -462,12 +522,65 @@ def check(config: RunConfig) -> None:
         "the sampler's log-probs are those of the truncated distribution when rollout.top_p < 1 or rollout.top_k > 0; "
         "use train.old_logprobs=trainer, or top_p=1 and top_k=0",
     )
+    for key in ("rollout.vllm.context", "rollout.importance_cap"):
+        require(get(config, key) is None or get(config, key) > 0, key, "must be a positive number (or null)")
+    if config.rollout.engine == "vllm":
+        require(
+            config.lora.rank <= max(VLLM_RANKS), "lora.rank", f"vLLM serves adapters up to rank {max(VLLM_RANKS)}; "
+            "what would work: a smaller rank, or rollout=transformers",
+        )  # fmt: skip
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
     if config.plan.device is not None:
         among("plan.device", DEVICES)
-    require(0 < config.data.heldout_share < 1, "data.heldout_share", "must lie between 0 and 1")
-    require("{question}" in config.data.prompt, "data.prompt", "must contain {question}")
+    _check_reward(config.reward, require)
+    _check_data(config, require, among)
     require(
         config.model.source != "path" or config.model.path is not None, "model.path",
         "set model.path=<a Hub id or a folder>",
     )  # fmt: skip
+
+
+def _check_reward(reward: RewardConfig, require: Callable[[bool, str, str], None]) -> None:
+    parts = REWARD_WEIGHTS.get(reward.kind, {})
+    for name, weight in reward.weights.items():
+        key = f"reward.weights.{name}"
+        if name not in parts:
+            raise UserError(f"{key}: reward.kind={reward.kind} has no such part; {choices(name, parts)}")
+        require(0 <= weight <= 100, key, "must lie between 0 and 100")
+    weights = {**parts, **reward.weights}
+    require(not weights or sum(weights.values()) > 0, "reward.weights", "at least one must be above 0")
+    require(1e-3 <= reward.scale <= 1e3, "reward.scale", "must lie between 0.001 and 1000")
+    require(0.1 <= reward.verifier_seconds <= 60, "reward.verifier_seconds", "must lie between 0.1 and 60")
+    require(0.25 <= reward.verifier_memory <= 64, "reward.verifier_memory", "must lie between 0.25 and 64 (GiB)")
+    if reward.kind == "custom":
+        path = reward.function or ""
+        require(
+            bool(re.fullmatch(r"\w+(\.\w+)*[.:]\w+", path)), "reward.function",
+            "give the dotted path of a function, for example my_rewards.length",
+        )  # fmt: skip
+
+
+def _check_data(
+    config: RunConfig, require: Callable[[bool, str, str], None], among: Callable[[str, Iterable[str]], None]
+) -> None:
+    for name in config.eval.sets:
+        if not _SAFE_NAME.fullmatch(name) or name == "heldout":
+            raise UserError(f"eval.sets.{name}: use letters, digits, '.', '_' and '-', and another name than 'heldout'")
+    for prefix, data in [
+        ("data", config.data),
+        *((f"eval.sets.{name}", data) for name, data in config.eval.sets.items()),
+    ]:
+        for key, valid in _DATA_CHOICES.items():
+            among(f"{prefix}.{key}", valid)
+        require(0 < data.heldout_share < 1, f"{prefix}.heldout_share", "must lie between 0 and 1")
+        require("{question}" in data.prompt, f"{prefix}.prompt", "must contain {question}")
+        require(data.ngram >= 1, f"{prefix}.ngram", "at least one word")
+        require(0 < data.overlap <= 1, f"{prefix}.overlap", "must lie in (0, 1]")
+        for key in ("train_problems", "limit"):
+            number = getattr(data, key)
+            require(number is None or number >= 1, f"{prefix}.{key}", "must be at least 1 (or null for all)")
+        if config.model.source == "ladder" and data.kind != "chain":
+            raise UserError(
+                f"{prefix}={data.name}: the embedded tiny policies ({config.model.name}) read only digits and + - * =; "
+                "use data=chain, or a model with a vocabulary of its own (model=smollm2-135m)"
+            )

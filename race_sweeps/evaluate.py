@@ -64,7 +64,8 @@ def evaluate(
         truncated=rollouts.truncated,
     )
     native = reward(batch)
-    correct = Sparse(config.data.extract)(batch)
+    extract = str(problems[0]["extract"])
+    correct = Sparse(extract)(batch)
     judged = judge(batch) if judge is not None else None
     place = {row: position for position, row in enumerate(by_length)}
 
@@ -74,7 +75,7 @@ def evaluate(
     outcomes: dict[str, list[Any]] = {
         "problem": [i // samples for i in range(len(rows))],
         "sample": [i % samples for i in range(len(rows))],
-        "question": [row["question"] for row in rows],
+        "id": [row["id"] for row in rows],
         "completion": in_order(batch.completions),
         "correct": [value > 0 for value in in_order(correct.values)],
         "native": in_order(native.values),
@@ -83,7 +84,7 @@ def evaluate(
     }
     if judged is not None:
         outcomes["judge"] = in_order(judged.values)
-    stated = [answers.stated(text, config.data.extract) for text in batch.completions]
+    stated = [answers.final(text, extract) is not None for text in batch.completions]
     metrics = {
         "set": name,
         "problems": len(problems),
@@ -103,7 +104,7 @@ def evaluate(
         metrics=metrics,
         outcomes=outcomes,
         flops=_spent(policy, rollouts, prompts, lengths, native, judged),
-        tokens=Tokens(prompt=sum(prompts), completion=sum(lengths), cached=sum(rollouts.cached)),
+        tokens=Tokens(sum(prompts), sum(lengths), cached=sum(rollouts.cached), modelled=rollouts.modelled),
         completions=len(rows),
         seconds=time.perf_counter() - started,
     )

@@ -1,7 +1,7 @@
 """Where a run keeps its files, and how they are written so that a kill at any moment leaves them readable.
 
 runs/<sweep>/sweep.json
-runs/<sweep>/points/<point_id>/{config.yaml, plan.json, ledger.jsonl, metrics.jsonl, evals.jsonl, evals/,
+runs/<sweep>/points/<point_id>/{config.yaml, plan.json, data.json, ledger.jsonl, metrics.jsonl, evals.jsonl, evals/,
                                 rollouts/, checkpoints/, result.json, log.txt}
 """
 
@@ -36,6 +36,11 @@ class RunFolder:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def data(self) -> Path:
+        """What was read, skipped and used of each set of problems, and contamination."""
+        return self.path / "data.json"
 
     @property
     def ledger(self) -> Path:

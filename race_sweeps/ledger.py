@@ -23,12 +23,14 @@ PHASES = ("search", "learning", "reward", "eval")
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token counts of a row: `cached` prompt tokens came from a prefix cache, `trained` were in a training pass."""
+    """Token counts of a row: `cached` prompt tokens came from a prefix cache, `modelled` of them by our reckoning where
+    the engine did not report it; `trained` were in a training pass."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
     trained: int = 0
+    modelled: int = 0
 
     def plus(self, other: Tokens) -> Tokens:
         return Tokens(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))

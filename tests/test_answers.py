@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from race_sweeps import answers
+from race_sweeps import answers, verifier
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from race_sweeps import answers
     ],
 )
 def test_correct(completion: str, answer: str, style: str, expected: bool) -> None:
-    assert answers.correct(completion, answer, style) is expected
+    assert verifier.correct([completion], [answer], style) == ([expected], {})
 
 
 def test_reference_of_a_gsm8k_row() -> None:

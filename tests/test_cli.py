@@ -73,7 +73,7 @@ def test_planning_imports_no_torch() -> None:
         (["plan", "budget.flops=-1"], "budget.flops=-1.0: must be a positive number"),
         (["plam"], "command 'plam': did you mean 'plan'?"),
         (["--multi", "stage=A"], "option --multi: did you mean '--multirun'?"),
-        (["model=smollm2-135m"], "data.path: data=gsm8k reads a file"),
+        (["model=smollm2-135m"], "data.hub=openai/gsm8k: split 'train' cannot be loaded from the Hub"),
         (
             ["model=tiny-s", "reward=prm", "budget.flops=1e15", "update_fraction=a100"],
             "reward=prm: can be planned, not trained with yet",

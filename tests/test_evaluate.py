@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from race_sweeps import answers
 from race_sweeps.compose import compose_points
 from race_sweeps.errors import UserError
 from race_sweeps.evaluate import evaluate, interval, pass_rates
@@ -61,24 +60,6 @@ def test_interval_covers_the_truth_in_about_95_of_100_samples() -> None:
     assert 0.93 <= covered / 2000 <= 0.97  # 95% within four standard errors of 2,000 trials
 
 
-@pytest.mark.parametrize(
-    ("text", "style", "expected"),
-    [
-        ("7+3=0", "equals", True),
-        ("7+3=", "equals", False),
-        ("7+3", "equals", False),
-        (r"so \boxed{4}", "math", True),
-        (r"so \boxed{\frac{1}{2}}.", "math", True),
-        (r"so \boxed{", "math", False),
-        (r"so \boxed{}", "math", False),
-        (r"so \boxed{4", "math", False),
-        ("the answer is 4", "math", False),
-    ],
-)
-def test_stated_answers(text: str, style: str, expected: bool) -> None:
-    assert answers.stated(text, style) is expected
-
-
 class _Written:
     """An engine that returns given texts, whatever the policy."""
 
@@ -115,8 +96,14 @@ def test_three_objectives_on_the_same_completions_in_the_order_of_the_problems()
         ["model=tiny-s", "eval.problems=2", "eval.samples=2", "eval.pass_at=[1,2]"], multirun=False
     ).points[0][1]
     problems = [
-        {"prompt": "1+2+3=", "question": "1+2+3=", "answer": "6"},  # the longer one comes first: order must be restored
-        {"prompt": "1+2=", "question": "1+2=", "answer": "3"},
+        {
+            "prompt": "1+2+3=",
+            "question": "1+2+3=",
+            "answer": "6",
+            "extract": "equals",
+            "id": "b",
+        },  # the longer one comes first: order must be restored
+        {"prompt": "1+2=", "question": "1+2=", "answer": "3", "extract": "equals", "id": "a"},
     ]
     engine = _Written({"1+2=": ["1+2=3", "3"], "1+2+3=": ["1+2=3+3=6", "1+2=3+3=7"]})
     result = evaluate(

@@ -1,100 +1,174 @@
-"""Problems: rows of {"prompt", "question", "answer"}, in disjoint training and held-out sets."""
+"""Problems to train and to evaluate on, from files, the Hub or procedural; no training problem is in an evaluation."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from race_sweeps import answers
 from race_sweeps.config import DataConfig, RunConfig
 from race_sweeps.data import chain
+from race_sweeps.data.contamination import find
+from race_sweeps.data.rows import rows
+from race_sweeps.data.text import identity, normalised, share
 from race_sweeps.errors import UserError
 
+log = logging.getLogger("race_sweeps")
+SHOWN = 5  # examples in a report
+
 Problem = dict[str, Any]
+"""`prompt` (text, or a conversation), `question`, `answer` (the reference), `extract` (where a completion's final
+answer stands: `answers.final`), `id` (ten hex digits of the normalised question)."""
 
 
 @dataclass(frozen=True)
 class Problems:
-    """`train` feeds GRPO, `heldout` is only ever evaluated on."""
+    """`train` feeds GRPO; the sets of `evals` ("heldout" first) are only ever evaluated on. `report`: rows read,
+    skipped and used of each set, and contamination, as plain JSON."""
 
     train: list[Problem]
-    heldout: list[Problem]
+    evals: dict[str, list[Problem]]
+    report: dict[str, Any]
+
+    @property
+    def heldout(self) -> list[Problem]:
+        return self.evals["heldout"]
 
 
 def load(config: RunConfig, *, chat: bool) -> Problems:
-    """The problems of a run. `chat`: the policy's tokenizer has a chat template, so prompts are conversations."""
+    """The problems of a run. `chat`: the policy's tokenizer has a chat template, so prompts are conversations.
+
+    Raises `UserError` for what cannot be read, bad rows (`data.bad_rows`), too few problems, and contamination where
+    `data.contamination` refuses it.
+    """
     data, wanted = config.data, config.eval.problems
+    report: dict[str, Any] = {"sets": {}, "contamination": {}}
     if data.kind == "chain":
-        train = chain.problems("train", data.train_problems or 4096, seed=0)
-        heldout = chain.problems(data.heldout, wanted, seed=0)
+        train = _chain(data, "train", data.train_problems or 4096, chat)
+        heldout = _chain(data, data.heldout, wanted, chat)
     else:
-        train, heldout = _from_file(data)
+        problems = _read(data, "data", chat, report)
+        train = [p for text, p in problems if share(text) >= data.heldout_share]
+        heldout = [p for text, p in problems if share(text) < data.heldout_share]
         if len(heldout) < wanted:
             raise UserError(
-                f"eval.problems={wanted}: {data.path} leaves {len(heldout)} held-out problems "
+                f"eval.problems={wanted}: {data.path or data.hub} leaves {len(heldout)} held-out problems "
                 f"(data.heldout_share={data.heldout_share:g}); lower eval.problems or raise the share"
             )
-        heldout = heldout[:wanted]
-        train = train[: data.train_problems]
+        train, heldout = train[: data.train_problems], heldout[:wanted]
+    evals = {"heldout": heldout}
+    for name, source in config.eval.sets.items():
+        evals[name] = _evaluation(source, f"eval.sets.{name}", chat, config, report)
+    train = _uncontaminated(train, evals, data, report["contamination"])
     if not train:
-        raise UserError(f"data.path={data.path}: no training problem left beside the held-out ones")
-    return Problems([_row(p, data, chat) for p in train], [_row(p, data, chat) for p in heldout])
+        raise UserError(f"data.path={data.path}: no training problem left beside those that are evaluated on")
+    report["sets"] = {
+        name: {**report["sets"].get(name, {}), "problems": len(problems)}
+        for name, problems in {"train": train, **evals}.items()
+    }
+    return Problems(train, evals, report)
 
 
-def _row(problem: dict[str, str], data: DataConfig, chat: bool) -> Problem:
-    text = data.prompt.replace("{question}", problem["question"])
-    prompt = [{"role": "user", "content": text}] if chat else text
-    return {"prompt": prompt, "question": problem["question"], "answer": problem["answer"]}
+def _chain(data: DataConfig, split: str, n: int, chat: bool) -> list[Problem]:
+    return [_problem(p["question"], p["answer"], data, chat) for p in chain.problems(split, n, seed=0)]
 
 
-def _from_file(data: DataConfig) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Split a JSONL file by a hash of the question: the same question is always on the same side."""
-    if data.path is None:
-        raise UserError(f"data.path: data={data.name} reads a file; set data.path=<a JSONL file>")
-    sides: tuple[list[dict[str, str]], list[dict[str, str]]] = ([], [])
-    for number, row in _rows(Path(data.path)):
-        where = f"{data.path}: line {number}"
-        problem = {"question": _text(row, data.question, where), "answer": _text(row, data.answer, where)}
+def _evaluation(source: DataConfig, key: str, chat: bool, config: RunConfig, report: dict[str, Any]) -> list[Problem]:
+    if source.kind == "chain":
+        return _chain(source, source.heldout, source.limit or config.eval.problems, chat)
+    problems = _read(source, key, chat, report)
+    if source.limit is not None:  # by hash: the same ones whatever the order of the file
+        problems = sorted(problems, key=lambda p: share(p[0]))[: source.limit]
+    if not problems:
+        raise UserError(f"{key}.path={source.path}: no problem in it")
+    return [problem for _, problem in problems]
+
+
+def _problem(question: str, answer: str, data: DataConfig, chat: bool) -> Problem:
+    text = data.prompt.replace("{question}", question)
+    return {
+        "prompt": [{"role": "user", "content": text}] if chat else text,
+        "question": question,
+        "answer": answer,
+        "extract": data.extract,
+        "id": identity(normalised(question)),
+    }
+
+
+def _read(data: DataConfig, key: str, chat: bool, report: dict[str, Any]) -> list[tuple[str, Problem]]:
+    """Every problem of a file or Hub data set, with its normalised question; bad rows as `data.bad_rows` says."""
+    found, bad, read = [], [], 0
+    for place, row in rows(data, key):
+        read += 1
         try:
-            problem["answer"] = answers.reference(problem["answer"], data.reference)
+            if isinstance(row, str):
+                raise ValueError(row)
+            question = _text(row, data.question)
+            answer = _reference(row, data)
         except ValueError as error:
-            raise UserError(f"{where}: field {data.answer!r}: {error}") from None
-        share = int.from_bytes(hashlib.sha256(problem["question"].encode()).digest()[:8], "big") / 2**64
-        sides[share < data.heldout_share].append(problem)
-    return sides
+            if data.bad_rows == "error":
+                raise UserError(f"{place}: {error} (or {key}.bad_rows=skip)") from None
+            bad.append(f"{place}: {error}")
+            continue
+        found.append((normalised(question), _problem(question, answer, data, chat)))
+    if not read:
+        raise UserError(f"{key}.path={data.path or data.hub}: there is no row in it")
+    if bad:
+        log.warning("%s: skipped %d of %d rows, the first: %s", data.path or data.hub, len(bad), read, bad[0])
+    name = "train" if key == "data" else key.rpartition(".")[2]
+    report["sets"][name] = {"rows": read, "skipped": len(bad), "bad": bad[:SHOWN]}
+    return found
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line numbers and objects of a JSONL file; blank lines are passed over. Raises `UserError` naming the line."""
+def _reference(row: dict[str, Any], data: DataConfig) -> str:
+    text = _text(row, data.answer, numbers=True)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data.path={path}: cannot be read as text ({error}); give a JSONL file") from None
-    if not any(line.strip() for line in lines):
-        raise UserError(f"data.path={path}: the file is empty; give a JSONL file")
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path}: line {number}: not JSON ({error}); JSONL has one object a line") from None
-            if not isinstance(row, dict):
-                raise UserError(
-                    f"{path}: line {number}: not an object but a {type(row).__name__}; JSONL has one a line"
-                )
-            yield number, row
+        return answers.reference(text, data.reference)
+    except ValueError as error:
+        raise ValueError(f"field {data.answer!r}: {error}") from None
 
 
-def _text(row: dict[str, Any], field: str, where: str) -> str:
+def _text(row: dict[str, Any], field: str, *, numbers: bool = False) -> str:
     value = row.get(field)
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: field {field!r} must be text; this row has the fields {', '.join(map(repr, row))}")
+        what = f" (it is {value!r:.40})" if field in row else ""
+        raise ValueError(f"field {field!r} must be text{what}; this row has the fields {', '.join(map(repr, row))}")
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"field {field!r} has characters that are no text (NUL or lone surrogates)")
     return value
+
+
+def _uncontaminated(
+    train: list[Problem], evals: dict[str, list[Problem]], data: DataConfig, report: dict[str, Any]
+) -> list[Problem]:
+    """The training problems that may be trained on; what was found in which evaluation set goes into `report`."""
+    texts = [normalised(p["question"]) for p in train]
+    removed: set[int] = set()
+    for name, problems in evals.items():
+        found = find(texts, [normalised(p["question"]) for p in problems], data.ngram, data.overlap)
+        report[name] = {
+            "action": data.contamination,
+            "equal": found.equal,
+            "overlapping": found.overlapping,
+            "train": len(found.train),
+            "examples": [[train[a]["question"], problems[b]["question"]] for a, b in found.pairs[:SHOWN]],
+        }
+        if not found.train:
+            continue
+        what = (
+            f"{len(found.train)} training problems stand in evaluation set {name!r} ({found.equal} of its problems "
+            f"word for word, {found.overlapping} by runs of {data.ngram} words)"
+        )
+        if data.contamination == "refuse":
+            raise UserError(f"data.contamination=refuse: {what}; data.contamination=remove trains without them")
+        if data.contamination == "remove":
+            removed.update(found.train)
+        log.warning("%s%s", what, ": removed" if data.contamination == "remove" else "")
+    return [problem for number, problem in enumerate(train) if number not in removed]
 
 
 class PromptStream:

@@ -2,71 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from race_sweeps import answers
-from race_sweeps.config import RunConfig
-from race_sweeps.flops import Flops
-from race_sweeps.ledger import Tokens
+from race_sweeps.config import REWARD_WEIGHTS, RunConfig
+from race_sweeps.rewards.base import NO_FLOPS, NO_TOKENS, Batch, Reward, Scores
+from race_sweeps.rewards.custom import Custom
+from race_sweeps.rewards.rules import Dense, DenseVerifier, Rule, Sparse, Structured
 
-NO_FLOPS, NO_TOKENS = Flops(), Tokens()
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Completions to score; parallel sequences, one entry per completion. `tokens`: the policy's prompt + completion
-    tokens of each (what the paper convention multiplies); `truncated`: it was cut off at the length limit."""
-
-    questions: Sequence[str]
-    references: Sequence[str]
-    completions: Sequence[str]
-    tokens: Sequence[int]
-    truncated: Sequence[bool]
-
-    def __len__(self) -> int:
-        return len(self.completions)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One value per completion, named components of it, and what scoring cost (rules: 0 FLOPs). `tokens`: those a
-    reward model read. `counts`: events of this batch, for example {"verifier/timeouts": 1, "scorer/truncated": 2}."""
-
-    values: list[float]
-    components: dict[str, list[float]] = field(default_factory=dict)
-    flops: Flops = NO_FLOPS
-    tokens: Tokens = NO_TOKENS
-    counts: dict[str, int] = field(default_factory=dict)
-
-
-class Reward(Protocol):
-    """A reward system, or a judge: scores a batch of completions."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __call__(self, batch: Batch) -> Scores: ...
-
-
-@dataclass(frozen=True)
-class Sparse:
-    """1 when the final answer equals the reference, else 0."""
-
-    extract: str
-    name: str = "sparse"
-
-    def __call__(self, batch: Batch) -> Scores:
-        pairs = zip(batch.completions, batch.references, strict=True)
-        values = [float(answers.correct(completion, answer, self.extract)) for completion, answer in pairs]
-        return Scores(values, {"correct": values})
+__all__ = [
+    "NO_FLOPS",
+    "NO_TOKENS",
+    "Batch",
+    "Custom",
+    "Dense",
+    "DenseVerifier",
+    "Reward",
+    "Rule",
+    "Scores",
+    "Sparse",
+    "Structured",
+    "make",
+]
 
 
 def make(config: RunConfig, model: Any = None, tokenizer: Any = None) -> Reward:
     """The reward system of a run. `model`: the policy (PEFT), `tokenizer`: its own; for rewards that ask the frozen
     base policy."""
-    return Sparse(config.data.extract)
+    reward = config.reward
+    if reward.kind == "custom":
+        return Custom(reward.function or "", reward.name)
+    if reward.kind in REWARD_WEIGHTS:
+        return Rule(
+            reward.kind,
+            extract=config.data.extract,
+            chain=config.data.kind == "chain",
+            weights=reward.weights,
+            scale=reward.scale,
+            seconds=reward.verifier_seconds,
+            memory=round(reward.verifier_memory * 2**30),
+            name=reward.name,
+        )
+    raise NotImplementedError(reward.kind)
 
 
 def judge(config: RunConfig) -> Reward | None:

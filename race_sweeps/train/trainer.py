@@ -53,6 +53,7 @@ class Generation:
     rewards: list[float]
     advantages: list[float]
     trained: list[int]  # passes over each completion
+    scores: Scores
 
 
 class _Endless(IterableDataset[dict[str, Any]]):
@@ -181,6 +182,17 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._phase_seconds["reward"] = time.perf_counter() - started
         return self._scores.values
 
+    def _get_per_token_logps_and_entropies(self, *args: Any, **settings: Any) -> Any:
+        scored = super()._get_per_token_logps_and_entropies(*args, **settings)
+        self._latest_logprobs = scored[0].detach()
+        return scored
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        if inputs["unchanged"]:  # the policy that sampled: what was just scored should be what the sampler said
+            self._mismatch(self._latest_logprobs, inputs["sampling_per_token_logps"], inputs["completion_mask"])
+        return loss
+
     # --- one generation and the optimizer steps it feeds -----------------------------------------------------------
 
     @property
@@ -219,6 +231,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         kept = sorted(set(order))
         extra = Flops(sum(old[i] for i in kept) + reference, self._extra_executed(batch, kept, completions))
         extra = extra.plus(Flops(paper=self.policy.paper_learning(sum(prompts) + sum(completions))))
+        advantages = batch["advantages"].tolist()
         self._old_logprobs(batch, kept)
         self._queue_steps(batch, order, prompts, completions, train, extra)
         self.generation = Generation(
@@ -226,8 +239,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             problems=rows,
             completions=self._texts,
             rewards=scores.values,
-            advantages=batch["advantages"].tolist(),
+            advantages=advantages,
             trained=[order.count(i) for i in range(len(rows))],
+            scores=scores,
         )
 
     def _record_rollouts(
@@ -239,7 +253,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             executed=rollouts.executed,
             paper=self.policy.paper_search(tokens),
         )
-        sampled = Tokens(prompt=sum(prompts), completion=sum(completions), cached=sum(rollouts.cached))
+        cached, modelled = sum(rollouts.cached), rollouts.modelled
+        sampled = Tokens(sum(prompts), sum(completions), cached=cached, modelled=modelled)
         seconds = self._phase_seconds
         self.record(
             Row(step, "search", search, sampled, len(prompts), seconds["search"]),
@@ -248,8 +263,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.work_seconds += seconds["search"] + seconds["reward"]
 
     def _old_logprobs(self, batch: dict[str, Any], kept: list[int]) -> None:
-        """The denominators of the importance ratio: the sampler's log-probs, or a forward over the kept completions."""
-        sampled = batch.pop("sampling_per_token_logps")
+        """The denominators of the importance ratio: the sampler's log-probs, or a forward over the kept completions.
+        The latter, with an engine that has its own idea of the policy's log-probs, is the policy's ratio alone; that
+        the samples are the engine's is then corrected by a weight per token, capped at `rollout.importance_cap`
+        (truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+        Training"). It multiplies the advantages, which scales each token's loss as TRL's own correction does."""
+        sampled = batch["sampling_per_token_logps"]
         if self.run.train.old_logprobs == "sampler":
             batch["old_per_token_logps"] = sampled
             return
@@ -262,6 +281,24 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         old = torch.zeros_like(sampled)
         old[kept] = scored
         batch["old_per_token_logps"] = old
+        self._mismatch(scored, sampled[kept], batch["completion_mask"][kept])
+        cap = self.run.rollout.importance_cap
+        if self.run.rollout.engine == "vllm" and cap is not None:
+            weights = torch.ones_like(sampled)
+            weights[kept] = torch.exp(scored - sampled[kept]).clamp(max=cap)
+            batch["advantages"] = batch["advantages"][:, None] * weights
+
+    def _mismatch(self, trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> None:
+        """How far the sampler's log-probs are from the trainer's for the same policy and tokens: the log-ratio's mean
+        (its expectation is minus the KL divergence) and largest size, and the importance weights' extremes and
+        effective sample size, as a share of the tokens."""
+        ratio = (trainer - sampler)[mask.bool()].float()
+        weights = ratio.exp()
+        share = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+        values = {"log_ratio_mean": ratio.mean(), "log_ratio_max": ratio.abs().max(), "weight_min": weights.min(),
+                  "weight_max": weights.max(), "effective_share": share}  # fmt: skip
+        for name, value in values.items():
+            self._metrics["train"][f"sampler/{name}"].append(value.item())
 
     def _extra_executed(self, batch: dict[str, Any], kept: list[int], completions: list[int]) -> int:
         prompt, completion = batch["prompt_ids"].size(1), batch["completion_ids"].size(1)
@@ -291,12 +328,13 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Queue the optimizer steps of one generation; `extra` is charged to the first."""
         config = self.run.train
         accumulation = config.minibatch // config.microbatch
+        unchanged = config.old_logprobs == "sampler"  # and the first step: the policy is the one that sampled
         for step_rows in minibatches(order, config.minibatch):
             executed = 0
             for rows in split(step_rows, accumulation):
                 # A step of fewer rows than microbatches: accumulation still needs one, so repeat a row at weight 0.
                 part = Microbatch(rows or step_rows[:1], len(rows) * accumulation / len(step_rows))
-                self._microbatches.append(_take(batch, part))
+                self._microbatches.append({**_take(batch, part), "unchanged": unchanged})
                 p, t = max(prompts[i] for i in part.rows), max(completions[i] for i in part.rows)
                 executed += self.policy.train_executed(
                     len(part.rows), p, t,
@@ -305,7 +343,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             flops = extra.plus(Flops(sum(train[i] for i in step_rows), executed))
             tokens = Tokens(trained=sum(prompts[i] + completions[i] for i in step_rows))
             self._steps.append((flops, tokens, len(step_rows)))
-            extra = Flops()
+            extra, unchanged = Flops(), False
 
 
 def _each(count: Callable[..., int], *lengths: Sequence[int]) -> list[int]:
@@ -337,8 +375,9 @@ def _take(batch: dict[str, Any], part: Microbatch) -> dict[str, Any]:
     completion = int(rows["completion_mask"].sum(1).max())
     for key in ("prompt_ids", "prompt_mask"):
         rows[key] = rows[key][:, -prompt:]
-    for key in ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps"):
-        if key in rows:
+    for key in ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps",
+                "sampling_per_token_logps", "advantages"):  # fmt: skip
+        if key in rows and rows[key].dim() == 2:
             rows[key] = rows[key][:, :completion]
     rows["advantages"] = rows["advantages"] * part.weight
     return {**rows, "num_items_in_batch": batch["num_items_in_batch"]}
