@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from race_sweeps.config import TrackingConfig, point_id
 from race_sweeps.flops import Flops
 from race_sweeps.folder import RunFolder, append_rows, rewrite_rows, write_atomic, write_json
 from race_sweeps.ledger import LedgerWriter, Row, Tokens
-from race_sweeps.tracking import wandb_file
+from race_sweeps.tracking import sinks, wandb_file
 from race_sweeps.tracking.follow import follow
 from race_sweeps.tracking.rows import StepRow, identity, load_config, rows
 from tests.conftest import MakePoint, compose_one
+from tests.wandb_server import Server, serving
 
 BIG = 2**53  # beyond it, floats lose integers
 
@@ -254,6 +255,58 @@ def test_no_secret_reaches_the_folder(point: RunFolder, monkeypatch: pytest.Monk
     for path in point.path.rglob("*"):
         if path.is_file():
             assert b"5ec2e7" not in path.read_bytes(), path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    pytest.importorskip("wandb")
+    with serving() as running:
+        monkeypatch.setenv("WANDB_BASE_URL", running.url)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        yield running
+
+
+def test_online_wandb_goes_on_where_the_server_is(server: Server, make_point: MakePoint) -> None:
+    """The second attempt sends what the server lacks; its run goes on under the same id."""
+    folder = make_point(["model=tiny-s", "tracking=wandb"])
+    name, config = folder.point_id, load_config(folder)
+    write_steps(folder, 0, 15)
+    with tracking.tracker(config.tracking, folder) as first:
+        first.permanent(10)
+    assert isinstance(first, tracking._Follower)
+    assert first.process.wait(60) == 0
+    assert [row["ledger/step"] for row in server.history(name)] == list(range(11))
+    assert server.run(name)["complete"] == (True, 1)
+    write_steps(folder, 10, 25)
+    write_json(folder.result, {"v": 1})
+    with tracking.tracker(config.tracking, folder) as second:
+        second.permanent(10)
+        second.done()
+    assert_equals_the_ledger(folder, server.history(name))
+    assert server.run(name)["complete"] == (True, 0)
+    assert "less than the current step" not in (folder.path / tracking.LOG).read_text()
+    assert server.run(name)["bucket"]["groupName"] == "A"
+    assert sinks.is_uploaded(folder)
+    write_json(folder.result, {"v": 2})
+    assert not sinks.is_uploaded(folder)
+
+
+def test_an_online_run_with_other_work_is_not_gone_on_with(
+    server: Server, make_point: MakePoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_point(["model=tiny-s", "tracking=wandb"])
+    write_steps(folder, 0, 3)
+    with tracking.tracker(load_config(folder).tracking, folder) as tracker:
+        tracker.permanent(3)
+    assert isinstance(tracker, tracking._Follower)
+    assert tracker.process.wait(60) == 0
+    sent = server.history(folder.point_id)
+    changed = folder.ledger.read_text().replace(str(BIG + 7), str(BIG + 9))
+    folder.ledger.write_text(changed)
+    with tracking.tracker(load_config(folder).tracking, folder) as tracker:
+        tracker.done()
+    assert "its work was redone from an older checkpoint; delete that run" in caplog.text
+    assert server.history(folder.point_id) == sent
 
 
 # --- a tracker that fails -----------------------------------------------------------------------------------------

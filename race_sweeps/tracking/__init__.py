@@ -8,6 +8,7 @@ that is later superseded is ever shown, and whatever was not sent can be sent at
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from race_sweeps.config import TrackingConfig
@@ -41,10 +43,11 @@ class _Follower(Tracker):
         self.name, self.timeout = config.kind, config.timeout
         self.log = folder.path / LOG
         root = str(Path(__file__).parents[2])
+        settings = json.dumps(asdict(config))
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "race_sweeps.tracking.follow", str(folder.path.absolute())],
+                [sys.executable, "-m", "race_sweeps.tracking.follow", str(folder.path.absolute()), settings],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -1,7 +1,8 @@
-"""The follower: `python -m race_sweeps.tracking.follow FOLDER`, told on its input what has become permanent."""
+"""The follower: `python -m race_sweeps.tracking.follow FOLDER TRACKING`, told what is permanent on its input."""
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from race_sweeps import manifest
+from race_sweeps.config import TrackingConfig
 from race_sweeps.errors import UserError
 from race_sweeps.folder import RunFolder
 from race_sweeps.tracking.rows import identity, load_config, rows
@@ -49,7 +51,7 @@ def _refuse_other_rows(folder: RunFolder, sink: Sink) -> None:
 def main() -> int:
     os.nice(10)  # a view gives way to training
     folder = RunFolder(Path(sys.argv[1]))
-    config = load_config(folder).tracking
+    config = TrackingConfig(**json.loads(sys.argv[2]))
     messages = _watched(config.timeout)
     try:
         with manifest.exclusive(folder.path / ".tracker.lock"):  # the last attempt's follower may still be finishing

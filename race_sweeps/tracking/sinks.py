@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from race_sweeps.config import TrackingConfig
 from race_sweeps.errors import UserError
-from race_sweeps.folder import RunFolder
+from race_sweeps.folder import RunFolder, write_atomic
 from race_sweeps.tracking.rows import EXACT_TOTAL, STEP, X_AXIS, Identity, StepRow
 
 TEXT_LIMIT = 10_000  # characters of a completion in a table
@@ -62,14 +62,14 @@ class WandbSink:
     per point, whole, that replaces what it is uploaded over."""
 
     def __init__(self, config: TrackingConfig, folder: RunFolder, run: Identity) -> None:
-        mode = wandb_mode(config)
+        self.folder, self.online = folder, wandb_mode(config) == "online"
         _keep_inside(folder)
         try:
             import wandb
         except ImportError:
             raise UserError('wandb is not installed; pip install "race-sweeps[wandb]"') from None
         self._table = wandb.Table
-        if mode == "offline":
+        if not self.online:
             for old in (folder.path / "wandb").glob("offline-run-*"):
                 shutil.rmtree(old)
         self.run = wandb.init(
@@ -82,8 +82,8 @@ class WandbSink:
             tags=run.tags,
             config=run.config,
             dir=folder.path,
-            mode="online" if mode == "online" else "offline",
-            resume="allow" if mode == "online" else None,
+            mode="online" if self.online else "offline",
+            resume="allow" if self.online else None,
             settings=wandb.Settings(
                 silent=True,
                 console="off",
@@ -97,8 +97,8 @@ class WandbSink:
         )
         self.run.define_metric(X_AXIS)
         self.run.define_metric("*", step_metric=X_AXIS)
-        self.after = self.run.step - 1 if mode == "online" else -1
-        self.total = str(self.run.summary.get(EXACT_TOTAL)) if self.after >= 0 else None
+        self.after = self.run.starting_step - 1 if self.online else -1  # the server's last step
+        self.total = self.run.summary.get(EXACT_TOTAL) if self.after >= 0 else None
 
     def write(self, row: StepRow) -> None:
         values: dict[str, Any] = dict(row.values)
@@ -110,6 +110,24 @@ class WandbSink:
 
     def finish(self, complete: bool) -> None:
         self.run.finish(exit_code=0 if complete else 1)
+        if complete and self.online:
+            mark_uploaded(self.folder)
+
+
+def offline_file(folder: RunFolder) -> Path | None:
+    """The `.wandb` file of the point's offline run."""
+    return next(folder.path.glob("wandb/offline-run-*/run-*.wandb"), None)
+
+
+def mark_uploaded(folder: RunFolder) -> None:
+    """Remember that the server has everything up to this result."""
+    write_atomic(folder.path / "wandb" / "uploaded", folder.result.read_text(encoding="utf-8"))
+
+
+def is_uploaded(folder: RunFolder) -> bool:
+    """Whether the server was given this very result's run."""
+    mark = folder.path / "wandb" / "uploaded"
+    return mark.is_file() and mark.read_bytes() == folder.result.read_bytes()
 
 
 def _keep_inside(folder: RunFolder) -> None:

@@ -24,8 +24,9 @@ WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 @dataclass
 class OfflineRun:
-    """Content of one file. `history`: its rows in order, values as logged (integers exact). `metrics`: metric name or
-    glob to its x-axis. `finished`: it has an exit record; a killed writer leaves none."""
+    """Content of one file. `history`: its rows in order; numbers beyond 2^53 are floats there. `metrics`: metric name
+    or glob to its x-axis. `staged`: other files that an upload needs. `finished`: it has an exit record, which a killed
+    writer does not leave."""
 
     run_id: str = ""
     group: str = ""
@@ -35,6 +36,7 @@ class OfflineRun:
     history: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, str] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+    staged: list[str] = field(default_factory=list)
     finished: bool = False
 
 
@@ -61,6 +63,8 @@ def read(path: Path) -> OfflineRun:
             run.metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
         elif kind == "summary":
             _update(run.summary, record.summary.update)
+        elif kind == "artifact":
+            run.staged += [entry.local_path for entry in record.artifact.manifest.contents if entry.local_path]
         elif kind == "exit":
             run.finished = True
     return run
