@@ -13,7 +13,7 @@ from race_sweeps.errors import UserError, exit_status, refuse_unknown_command
 if TYPE_CHECKING:
     from analysis.findings import Findings
 
-COMMANDS = ("report", "table")
+COMMANDS = ("report", "table", "sync", "dashboard")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,6 +30,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: <sweep folder>/report)")
     table = commands.add_parser("table", help="print the cells of every rung and what can be said about them")
     table.add_argument("--json", action="store_true", help="print the report's summary as JSON instead")
+    sync = commands.add_parser("sync", help="upload the finished runs to W&B, tracked or not, each whole and once")
+    board = commands.add_parser("dashboard", help="save a W&B workspace and report, or write them as JSON when offline")
+    board.add_argument("--entity", metavar="NAME", help="W&B user or team (default: tracking.entity, or the key's own)")
+    for command in (sync, board):
+        command.add_argument("sweep", metavar="SWEEP", help="a sweep's folder, or its name under runs/")
     for command in (report, table):
         command.add_argument("sweep", metavar="SWEEP", help="a sweep's folder, or its name under runs/")
         command.add_argument("--set", metavar="NAME", help="evaluation set (default: heldout, or the first there is)")
@@ -52,6 +57,14 @@ def _run(arguments: list[str]) -> int:
     from analysis.load import find_sweep, load_sweep
 
     folder = find_sweep(options.sweep)
+    if options.command == "sync":
+        from analysis.sync import sync
+
+        return sync(folder)
+    if options.command == "dashboard":
+        from analysis.dashboard import dashboard
+
+        return dashboard(folder, options.entity)
     from analysis.findings import find
 
     findings = find(load_sweep(folder), options.value, options.set)

@@ -250,6 +250,19 @@ class PlanConfig:
 
 
 @dataclass
+class TrackingConfig:
+    """A view of the run for people; the run's folder stays the truth. `kind`: `wandb`, `tensorboard` or `none`.
+    `mode` (W&B): `auto` is online when a key is set and offline otherwise. `timeout`: seconds that the end of a run
+    waits for the tracker before it is abandoned."""
+
+    kind: str = "none"
+    project: str = "race-sweeps"
+    entity: str | None = None
+    mode: str = "auto"
+    timeout: float = 60.0
+
+
+@dataclass
 class RunConfig:
     """One grid point."""
 
@@ -268,11 +281,12 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
 # Keys that change neither what is computed nor what it means: they stay out of the point's identity.
 VOLATILE: dict[type, tuple[str, ...]] = {
-    RunConfig: ("sweep", "runs_dir", "plan"),
+    RunConfig: ("sweep", "runs_dir", "plan", "tracking"),
     RolloutConfig: ("vllm",),
     TrainConfig: ("checkpoint_seconds",),
 }
@@ -385,6 +399,8 @@ _CHOICES = {
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
     "train.scale_rewards": ("group", "batch", "none"),
+    "tracking.kind": ("none", "wandb", "tensorboard"),
+    "tracking.mode": ("auto", "online", "offline"),
 }
 _DATA_CHOICES = {
     "kind": ("chain", "file"),
@@ -430,6 +446,7 @@ _POSITIVE = (
     "eval.problems",
     "eval.samples",
     "eval.batch",
+    "tracking.timeout",
 )
 _NOT_NEGATIVE = (
     "seed",

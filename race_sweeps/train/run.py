@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging as transformers_logging
 
 from race_sweeps import config as configuration
-from race_sweeps import data, ledger, models, rewards, rollouts
+from race_sweeps import data, ledger, models, rewards, rollouts, tracking
 from race_sweeps.allocate import Allocator
 from race_sweeps.config import RunConfig
 from race_sweeps.errors import Busy, Stopped, UserError
@@ -63,8 +63,9 @@ def run_point(path: str) -> None:
         if not mine:
             raise Busy(f"{folder.path}: another process is running this point")
         if not folder.done:
-            with _full_disk_in_one_line(folder):
-                PointRun(config, folder).execute()
+            with _full_disk_in_one_line(folder), tracking.tracker(config.tracking, folder) as tracker:
+                PointRun(config, folder, tracker).execute()
+                tracker.done()
 
 
 @contextmanager
@@ -86,8 +87,9 @@ def _full_disk_in_one_line(folder: RunFolder) -> Iterator[None]:
 class PointRun:
     """State of one attempt at a point."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, tracker: tracking.Tracker | None = None) -> None:
         self.config, self.folder = config, folder
+        self.tracker = tracker or tracking.Tracker()
         self.plan: Plan = plan(config)
         self.policy = models.policy_flops(config)
         self.stop_requested = False
@@ -116,6 +118,8 @@ class PointRun:
         self.evaluated = {row["rung"] for row in read_rows(folder.evals)}
         if self.writer.attempt > 1:
             log.info("attempt %d continues after step %d", self.writer.attempt, start)
+        if start:
+            self.tracker.permanent(start)
 
     def record(self, *rows: Row) -> None:
         """Make ledger rows durable and let the allocator know."""
@@ -274,6 +278,7 @@ class PointRun:
         self.writer.sync()
         checkpoints.seal(self.folder.checkpoints / f"checkpoint-{step}", self.allocator.spent.total)
         self.saved_at = time.monotonic()
+        self.tracker.permanent(step)
 
     def _write_result(self) -> None:
         self.writer.sync()
