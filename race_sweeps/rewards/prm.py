@@ -18,6 +18,7 @@ from race_sweeps.config import ScorerConfig
 from race_sweeps.flops import Flops, ModelShape, RewardFlops
 from race_sweeps.ledger import Tokens
 from race_sweeps.models import prm, tiny_prm
+from race_sweeps.process_labels import first_error
 from race_sweeps.rewards import Batch, Scores
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -157,13 +158,8 @@ def paragraphs(completion: str) -> list[str]:
 
 def right_prefix(scores: Sequence[float]) -> float:
     """Share of the steps before the first one whose score is below `RIGHT`."""
-    wrong = first_error(scores)
+    wrong = first_error(scores, RIGHT)
     return 1.0 if wrong == -1 else wrong / len(scores)
-
-
-def first_error(scores: Sequence[float], threshold: float = RIGHT) -> int:
-    """ProcessBench's label of a solution: the position (from 0) of the first step below `threshold`, -1 for none."""
-    return next((place for place, score in enumerate(scores) if score < threshold), -1)
 
 
 def make_scorer(scorer: ScorerConfig) -> StepScorer:
