@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from race_sweeps import memory
@@ -12,6 +12,7 @@ from race_sweeps.config import DEVICES, RunConfig
 from race_sweeps.errors import UserError
 from race_sweeps.flops import PolicyFlops, RewardFlops
 from race_sweeps.models import policy_flops, reward_shape, scorers
+from race_sweeps.rollouts import expected_cached
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Plan:
 
 
 def costs(config: RunConfig, policy: PolicyFlops) -> Costs:
-    """Expected cost of one completion under this configuration."""
+    """Expected cost of one completion under this configuration; of a group's prompt in a prefix cache, the mean."""
     prompt, completion = config.rollout.expected_prompt, config.rollout.expected_completion
-    return Costs.of(
+    cost = Costs.of(
         policy,
         prompt,
         completion,
@@ -52,6 +53,8 @@ def costs(config: RunConfig, policy: PolicyFlops) -> Costs:
         old=config.train.old_logprobs == "trainer",
         reference=config.train.beta > 0,
     )
+    group, shared = config.train.group, policy.search(prompt, completion, expected_cached(config))
+    return replace(cost, search=(cost.search + (group - 1) * shared) // group)
 
 
 def _reward_cost(config: RunConfig, prompt: int, completion: int) -> int:

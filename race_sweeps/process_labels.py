@@ -204,9 +204,7 @@ class Agreement:
         return 2 * a * b / (a + b) if a + b else 0.0
 
 
-def agreement(
-    solutions: Sequence[Labelled], scores: Sequence[Sequence[float]], threshold: float = 0.5
-) -> Agreement:
+def agreement(solutions: Sequence[Labelled], scores: Sequence[Sequence[float]], threshold: float = 0.5) -> Agreement:
     """How far step scores (one sequence per solution, one score per step) agree with the labels."""
     hits: dict[bool, list[bool]] = {True: [], False: []}
     flat: list[tuple[float, bool]] = []

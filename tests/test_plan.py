@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from race_sweeps.errors import UserError
 from race_sweeps.flops import RewardFlops
-from race_sweeps.models import reward_shape
-from race_sweeps.plan import plan
+from race_sweeps.models import policy_flops, reward_shape
+from race_sweeps.plan import costs, plan
 from tests.conftest import compose_one
 
 TINY = compose_one("model=tiny-m")
@@ -83,3 +83,21 @@ def test_a_reward_model_is_charged_for_the_tokens_it_reads() -> None:
     assert made.rho == pytest.approx(0.39, abs=0.01)  # 0.67 with rules: the reward model takes 0.42 of the compute
     assert made.reachable_rho[1] < rules.reachable_rho[1]
     assert made.memory["reward"] == 2 * (7_615_616_512 - 152_064 * 3584 + 3584 * 3584 + 3 * 3584 + 2)  # its own head
+
+
+def test_a_prefix_cache_makes_search_cheaper_and_moves_the_reachable_rho() -> None:
+    """Section 3.3 with what vLLM caches: the first of a group pays its prompt, the others what is left of it after
+    whole blocks of 16."""
+    plans, prices = [], []
+    for engine in ("transformers", "vllm"):
+        config = compose_one("model=3b", f"rollout={engine}", "update_fraction=a100", "rollout.vllm.sleep=true")
+        policy = policy_flops(config)
+        plans.append(plan(config))
+        prices.append(costs(config, policy))
+    prompt, completion = config.rollout.expected_prompt, config.rollout.expected_completion
+    assert prompt == 160
+    saved = policy.forward(0, 144, 0)  # nine blocks of 159 tokens
+    assert prices[0].search == policy.search(prompt, completion)
+    assert prices[0].search - prices[1].search == -(-7 * saved // 8)
+    assert plans[1].rho > plans[0].rho + 0.01
+    assert plans[1].reachable_rho[0] > plans[0].reachable_rho[0]

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from race_sweeps.flops import PolicyFlops
 
 
+# Tokens in a block of vLLM's prefix cache: on a GPU, and without one (its default there, 128, would hold few prompts).
+VLLM_BLOCK = {True: 16, False: 32}
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """One entry per completion; `completion_ids` end with a stop token unless `truncated` by the length limit.
@@ -59,6 +63,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+
+
+def expected_cached(config: RunConfig) -> int:
+    """Prompt tokens that each completion of a group but the first finds in the engine's prefix cache, by the plan's
+    lengths: whole blocks before the last token, whose logits are needed."""
+    if config.rollout.engine != "vllm":
+        return 0
+    block = VLLM_BLOCK[config.model.needs_gpu]
+    return (config.rollout.expected_prompt - 1) // block * block
 
 
 def refuse_what_cannot_run(config: RunConfig) -> None:

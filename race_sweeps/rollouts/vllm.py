@@ -43,13 +43,12 @@ from race_sweeps.config import VLLM_RANKS, RunConfig
 from race_sweeps.errors import UserError
 from race_sweeps.flops import PolicyFlops
 from race_sweeps.memory import GIB
-from race_sweeps.rollouts import Rollouts, Sampling
+from race_sweeps.rollouts import VLLM_BLOCK, Rollouts, Sampling
 from race_sweeps.rollouts.text import Text
 
 log = logging.getLogger("race_sweeps")
 STARTING = "starting the engine"
 PREFIX = "race_sweeps-adapter-"
-CPU_BLOCK = 32  # tokens of a cache block; vLLM's default of 128 on CPUs would cache no prompt of ours
 
 
 class VllmEngine(Text):
@@ -104,7 +103,7 @@ class VllmEngine(Text):
             seed=0,
             tensor_parallel_size=settings.tensor_parallel,
             distributed_executor_backend="mp" if settings.tensor_parallel > 1 else None,
-            block_size=CPU_BLOCK if cpu else None,
+            block_size=VLLM_BLOCK[not cpu],
         )
 
     def check(self, model: Any, prompts: Sequence[Any], max_completion: int) -> None:
@@ -202,7 +201,8 @@ class VllmEngine(Text):
 
     def close(self) -> None:
         """Shut the engine down and remove the adapter's files."""
-        self.llm.llm_engine.engine_core.shutdown()
+        with suppress(Exception):  # one that died has nothing left to shut down
+            self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         self.files.close()
 
