@@ -76,7 +76,7 @@ def test_planning_imports_no_torch() -> None:
         (["model=smollm2-135m"], "data.hub=openai/gsm8k: split 'train' cannot be loaded from the Hub"),
         (
             ["model=tiny-s", "reward=prm", "budget.flops=1e15", "update_fraction=a100"],
-            "reward=prm: can be planned, not trained with yet",
+            "reward: qwen-math-prm-7b needs a GPU and this machine has none; nothing was started.",
         ),
     ],
 )

@@ -28,9 +28,7 @@ def make_trainer(kind: str, parent: Path, *, adapter: bool = True, reward: Any =
         "use_cpu": True, "bf16": False, "dataloader_pin_memory": False, "disable_tqdm": True, "save_strategy": "no",
         "gradient_checkpointing": False, **settings,
     }  # fmt: skip
-    folder = parent / "tiny-s-eager"
-    if not folder.exists():
-        eager_tiny(parent)
+    folder = eager_tiny(parent)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     questions = ["7+3*8=", "1+2=", "5*5-1+2=", "9-4="] * 4
     return getattr(trl, f"{kind}Trainer")(
