@@ -110,7 +110,8 @@ def _points(arguments: Arguments) -> tuple[list[Point], dict[str, Any]]:
     from race_sweeps.sweep import make_points
 
     composed = compose_points(arguments.overrides, multirun=arguments.multirun)
-    return make_points(composed.points), composed.launcher
+    points = make_points(composed.points, lambda why: print(f"left out of the grid: {why}", file=sys.stderr))
+    return points, composed.launcher
 
 
 def _plan(arguments: Arguments) -> int:

@@ -71,7 +71,7 @@ def test_every_key_can_be_overridden_from_the_command_line() -> None:
     ("override", "says"),
     [
         ("model=9b", "model=9b: did you mean '7b'? valid: 0.5b, 1.5b, 3b, 7b, smollm2-135m, tiny-l, tiny-m, tiny-s"),
-        ("stage=Z", "stage=Z: valid: A"),
+        ("stage=Z", "stage=Z: valid: A, B, C, D"),
         ("budgt.flops=1", "budgt.flops: no such key; did you mean 'budget.flops'?"),
         ("budget.flosp=1", "budget.flosp: no such key; did you mean 'budget.flops'?"),
         ("+foo=1", "foo: no such key"),
