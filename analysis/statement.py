@@ -88,7 +88,7 @@ def _run(run: RunFolder, manifest: dict[str, Any], notes: list[str]) -> dict[str
     flops = {reading: _components(book, reading) for reading in READINGS}
     if done and facts.get("flops", {}).get("total") != flops["model"]["total"]:
         notes.append(f"{run.point_id}: result.json and the ledger disagree about C_total; the ledger's is used")
-    tokens = {name: 0 for name in ("prompt", "completion", "cached", "trained", "eval")}
+    tokens = dict.fromkeys(("prompt", "completion", "cached", "trained", "eval"), 0)
     for row in book.rows:
         if row.phase == "eval":
             tokens["eval"] += row.tokens.prompt + row.tokens.completion
@@ -113,10 +113,10 @@ def _run(run: RunFolder, manifest: dict[str, Any], notes: list[str]) -> dict[str
 
 def _components(book: ledger.Ledger, reading: str) -> dict[str, int]:
     """The three components and their sum; evaluation and superseded work stand beside it, not in it."""
-    flops = {phase: 0 for phase in ledger.PHASES}
+    flops = dict.fromkeys(ledger.PHASES, 0)
     for row in book.rows:
         flops[row.phase] += getattr(row.flops, reading)
-    lost = {training: 0 for training in (True, False)}
+    lost = dict.fromkeys((True, False), 0)
     for row in book.lost:
         lost[row.phase != "eval"] += getattr(row.flops, reading)
     parts = {name: flops[name] for name in COMPONENTS}
