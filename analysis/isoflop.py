@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ Array = NDArray[np.float64]
 Scale = Literal["log", "logit"]
 
 OUTLIER = 0.01  # family-wise level of the outlier test within one budget
+LEAST = 3  # losses are skewed in log x (docs/LOG.md: coverage by degree)
+HIGHER_AT = 0.10
 SMALLEST_GAP = 0.01  # budgets closer than 1% are never told apart
 WIDEST = math.log(2)  # a group of budgets wider than a factor of 2 is no IsoFLOP curve
 
@@ -122,7 +125,7 @@ def _natural_gap(gaps: Array) -> float:
     """Between jitter and spacing: the sorted gaps rise slowly, jump once, and rise slowly again."""
     ordered = np.unique(np.maximum(gaps, SMALLEST_GAP)) if len(gaps) else np.array([])
     ordered = np.concatenate([[SMALLEST_GAP], ordered[ordered > SMALLEST_GAP]])
-    jumps = [(b / a, a, b) for a, b in zip(ordered, ordered[1:], strict=False) if b > 0.1 and a < 0.3]
+    jumps = [(b / a, a, b) for a, b in pairwise(ordered) if b > 0.1 and a < 0.3]
     if not jumps:
         return 0.1
     ratio, a, b = max(jumps)
@@ -175,12 +178,13 @@ def _consistency(share: float) -> float:
     return 1 / math.sqrt(max(1 - 2 * q * float(stats.norm.pdf(q)) / share, 1e-6))
 
 
-def _trimmed(x: Array, y: Array, half: int, rng: np.random.Generator, starts: int = 200) -> NDArray[np.intp]:
+def _trimmed(x: Array, y: Array, half: int, rng: np.random.Generator, starts: int = 60) -> NDArray[np.intp]:
     """Indices of the least-trimmed-squares subset of size `half`."""
     n, p = x.shape
-    best, least = np.arange(half), math.inf
+    best: NDArray[np.intp] = np.arange(half)
+    least = math.inf
     for _ in range(starts):
-        chosen = rng.choice(n, p, replace=False)
+        chosen: NDArray[np.intp] = rng.permutation(n)[:p]
         for _ in range(10):
             beta = np.linalg.lstsq(x[chosen], y[chosen], rcond=None)[0]
             after = np.argsort((y - x @ beta) ** 2, kind="stable")[:half]
@@ -214,7 +218,7 @@ def analyse(
     }
     kept = [np.delete(g, flagged[i]) for i, g in enumerate(groups)]
     centres = [float(np.log(budget[k]).mean()) for k in kept]
-    curves = [best_degree(z[k], y[k]) for k in kept]
+    curves = [_curve(z[k], y[k]) for k in kept]
     usable = [i for i, c in enumerate(curves) if c is not None]
     if len(usable) >= 2 and any(np.ptp(np.log(budget[k])) > 1e-3 for k in kept):
         tops = [_top(curves[i]) for i in usable]
@@ -225,7 +229,7 @@ def analyse(
             if drop_outliers:
                 flagged[i] = outliers(z[groups[i]], y[groups[i]], np.random.default_rng(0))
                 kept[i] = k = np.delete(groups[i], flagged[i])
-            curves[i] = best_degree(z[k], y[k])
+            curves[i] = _curve(z[k], y[k])
     found = tuple(
         _isoflop(budget, g, g[flagged[i]], kept[i], z, curves[i], centres[i], minimize, scale, level)
         for i, g in enumerate(groups)
@@ -238,6 +242,10 @@ def analyse(
         level,
     )
     return Analysis(found, law, saturation([f.budget for f in used], [f.value for f in used], level))
+
+
+def _curve(z: Array, y: Array) -> Curve | None:
+    return best_degree(z, y, most=6, least=LEAST, higher_at=HIGHER_AT)
 
 
 def _top(curve: Curve | None) -> float:
@@ -342,5 +350,3 @@ def saturation(budgets: Sequence[float], values: Sequence[float], level: float =
         reference=reference,
         slope=float(np.polyfit(np.log10(c), y, 1)[0]),
     )
-
-
