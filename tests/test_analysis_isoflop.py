@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from analysis.cli import main
 from analysis.isoflop import Unclustered, analyse, cluster, outliers, power_law
 
 Array = NDArray[np.float64]
@@ -84,3 +88,84 @@ def test_power_law_interval_is_knapp_and_hartungs() -> None:
     assert law.tau == 0
     half = stats.t.ppf(0.95, 3) * 0.1 / np.sqrt(10)
     assert (law.exponent, law.low, law.high) == pytest.approx((2, 2 - half, 2 + half))
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, columns: dict[str, list[object]]) -> str:
+    file = tmp_path / "table.csv"
+    rows = zip(*columns.values(), strict=True)
+    file.write_text("\n".join(",".join(map(str, row)) for row in [tuple(columns), *rows]) + "\n", encoding="utf-8")
+    return str(file)
+
+
+def parabolas(exponent: float, edge: float = 0.0) -> dict[str, list[object]]:
+    budgets, z = np.repeat(BUDGETS[:4], 9), np.tile(np.linspace(-1, 1, 9), 4)
+    noise = np.random.default_rng(3).normal(0, 0.01, len(z))
+    x = np.exp(z) * budgets**exponent
+    return {"C": list(budgets), "N": list(x), "loss": list(2 + (z - edge) ** 2 + noise)}
+
+
+COLUMNS = ["--budget", "C", "--x", "N", "--value", "loss"]
+
+
+def test_the_command_fits_a_table_and_counts_empty_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table_ = parabolas(0.4)
+    table_["loss"][5] = ""
+    assert main(["isoflop", written(tmp_path, table_), *COLUMNS, "--minimize", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["left_out"], found["scale"]) == (35, {"loss": 1}, "log")
+    (group,) = found["groups"]
+    assert [b["status"] for b in group["budgets"]] == ["interior"] * 4
+    assert group["power_law"]["exponent"] == pytest.approx(0.4, abs=0.01)
+    assert group["power_law"]["low"] < 0.4 < group["power_law"]["high"]
+
+
+def test_the_command_flags_an_edge_and_a_flat_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table_ = parabolas(0.4, edge=3.0)
+    flat = np.random.default_rng(0).normal(2, 0.01, 9)
+    table_["loss"][:9] = list(flat)
+    assert main(["isoflop", written(tmp_path, table_), *COLUMNS, "--minimize"]) == 0
+    said = capsys.readouterr().out
+    assert "no effect of x that could be told from noise" in said
+    assert said.count("the optimum lies there or beyond") == 3
+    assert "no law across budgets" in said
+
+
+def test_shares_are_fitted_by_group_on_a_logit_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rho = np.tile(np.linspace(0.3, 0.9, 9), 2)
+    logit = np.log(rho / (1 - rho))
+    peak = np.repeat([0.4, 1.2], 9)
+    columns: dict[str, list[object]] = {
+        "C": [1e18] * 18, "rho": list(rho), "reward": list(1 - (logit - peak) ** 2), "model": ["a"] * 9 + ["b"] * 9,
+    }  # fmt: skip
+    arguments = ["--budget", "C", "--x", "rho", "--value", "reward", "--group", "model", "--json"]
+    assert main(["isoflop", written(tmp_path, columns), *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scale"] == "logit"
+    tops = [group["budgets"][0]["x"] for group in found["groups"]]
+    assert tops == pytest.approx([1 / (1 + np.exp(-p)) for p in (0.4, 1.2)], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "says"),
+    [
+        ({}, ["--budget", "CC", "--x", "N", "--value", "loss"], "no column 'CC'"),
+        ({"N": "many"}, COLUMNS, "line 4: N='many': must be a positive number"),
+        ({"C": "-1"}, COLUMNS, "line 4: C='-1': must be a positive number"),
+        ({"loss": "inf"}, COLUMNS, "line 4: loss='inf': must be a number"),
+        ({}, [*COLUMNS, "--scale", "logit"], "--scale logit: N reaches"),
+        ({}, [*COLUMNS, "--tolerance", "2"], "--tolerance 2: a share between 0 and 1"),
+    ],
+)
+def test_a_mistake_in_a_table_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str], arguments: list[str], says: str
+) -> None:
+    table_ = parabolas(0.4)
+    for column, cell in change.items():
+        table_[column][2] = cell
+    assert main(["isoflop", written(tmp_path, table_), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1

@@ -14,7 +14,7 @@ from race_sweeps.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["model=tiny-s", "judge=prm-tiny-l", "update_fraction.rho=0.45", "seed=0", "budget.flops=6e9",
+SMALL = ["model=tiny-s", "judge=prm-tiny-m", "update_fraction.rho=0.45", "seed=0", "budget.flops=6e9",
          "budget.rungs=[0.5,1.0]", "train.prompts=6", "train.minibatch=24", "train.microbatch=24",
          "eval.problems=64"]  # fmt: skip
 TINY = {"B": "sparse,structured,dense,dense_verifier,prm_proxy",
@@ -45,4 +45,4 @@ def test_a_stage_runs_end_to_end(stage: str, tmp_path: Path) -> None:
         if point["reward"] == "sparse":
             assert all(row["native_reward"] == row["pass@1"] for row in evals)
     assert len(judges) == 1  # one common judge, by its weights
-    assert next(iter(judges)).startswith("prm-tiny-l@")
+    assert next(iter(judges)).startswith("prm-tiny-m@")
