@@ -1,4 +1,4 @@
-"""`python -m analysis isoflop FILE.csv`: reads any IsoFLOP table, fits it (`analysis.isoflop`) and says what it found."""
+"""`python -m analysis isoflop FILE.csv`: reads any IsoFLOP table, fits it and says what it found."""
 
 from __future__ import annotations
 

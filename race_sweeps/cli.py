@@ -36,8 +36,8 @@ options
   --cfg job        show the composed configuration (Hydra; also --info, --hydra-help, --shell-completion)
   -h, --help       this text
 
-overrides (Hydra's grammar)   group=choice: stage model reward judge rollout update_fraction data eval_sets tracking scale
-                                            hydra/launcher
+overrides (Hydra's grammar)   group=choice: stage model reward judge rollout update_fraction data eval_sets tracking
+                                            scale hydra/launcher
                               key=value:    budget.flops=4e11 update_fraction.rho=0.5 seed=0,1,2 sweep=NAME ...
 A finished point is skipped and an unfinished one continued: run the same command again after any interruption.
 Then: python -m analysis report SWEEP
