@@ -230,9 +230,10 @@ class TrainConfig:
 @dataclass
 class ResponseConfig:
     """The response surface of `trainer=simulated`: pass@1 as a function of compute C, update fraction rho and policy
-    size N; the formula is in race_sweeps/train/response.py. `start`: before training. `ceiling`: with unlimited compute,
-    at `size` parameters; `ceiling_per_decade`: more for each tenfold size. `half`: C that goes half of the way, at
-    `size`; it grows with N to the power `half_power`. `steepness`: exponent of C. `optimum`: the best rho, at C = `half`;
+    size N; the formula is in race_sweeps/train/response.py. `start`: before training. `ceiling`: with unlimited
+    compute, at `size` parameters; `ceiling_per_decade`: more for each tenfold size. `half`: C that goes half of the
+    way, at `size`; it grows with N to the power `half_power`. `steepness`: exponent of C. `optimum`: the best rho, at
+    C = `half`;
     `optimum_per_decade`: its shift in logit(rho) for each tenfold C. `curvature`: share of the gain lost per squared
     unit of logit(rho) beside the optimum (0: a plateau; an optimum outside the planned range: an edge). `spread`:
     standard deviation of a run's own deviation, the same at all its rungs; the sampling noise of its evaluations comes

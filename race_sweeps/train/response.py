@@ -46,6 +46,6 @@ class Response:
             return config.start
         decades = math.log10(self.parameters / config.size)
         gain = config.ceiling + config.ceiling_per_decade * decades - config.start
-        gain /= 1 + (self.half / compute) ** config.steepness
+        gain /= 1 + math.pow(self.half / compute, config.steepness)
         beside = logit(rho) - logit(self.optimum(compute))
         return min(1.0, max(0.0, config.start + gain * max(0.0, 1 - config.curvature * beside**2)))

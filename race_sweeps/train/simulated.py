@@ -1,5 +1,5 @@
-"""`trainer=simulated`: a grid point without a model. Plan, allocation, ledger, rungs, checkpoints and files are those of
-a real run; lengths are drawn around the planned ones, values come from a known response surface. No torch.
+"""`trainer=simulated`: a grid point without a model. Plan, allocation, ledger, rungs, checkpoints and files are those
+of a real run; lengths are drawn around the planned ones, values come from a known response surface. No torch.
 
 Whatever is random is drawn from the run's own settings and the number of the generation, so an attempt that continues
 draws what the one before would have.
