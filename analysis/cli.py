@@ -13,7 +13,7 @@ from race_sweeps.errors import UserError, exit_status, refuse_unknown_command
 if TYPE_CHECKING:
     from analysis.findings import Findings
 
-COMMANDS = ("report", "table", "sync", "dashboard")
+COMMANDS = ("report", "table", "statement", "isoflop", "sync", "dashboard")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +33,25 @@ def _parser() -> argparse.ArgumentParser:
     sync = commands.add_parser("sync", help="upload the finished runs to W&B, tracked or not, each whole and once")
     board = commands.add_parser("dashboard", help="save a W&B workspace and report, or write them as JSON when offline")
     board.add_argument("--entity", metavar="NAME", help="W&B user or team (default: tracking.entity, or the key's own)")
+    told = commands.add_parser("statement", help="print the compute statement of a run or sweep, for a paper or card")
+    told.add_argument(
+        "target", metavar="RUN_OR_SWEEP", help="a run's folder, a sweep's folder, or its name under runs/"
+    )
+    told.add_argument("--format", default="md", help="md (default), latex, or json with exact integers and every run")
+    told.add_argument("--runs", action="store_true", help="a line for every run, in md and latex too")
+    fit = commands.add_parser("isoflop", help="fit any IsoFLOP table (CSV): an optimum per budget, laws across budgets")
+    fit.add_argument("file", metavar="FILE.csv", type=Path)
+    fit.add_argument("--budget", metavar="COL", required=True, help="compute of a row")
+    fit.add_argument("--x", metavar="COL", required=True, help="what is to be chosen: parameters, a share, ...")
+    fit.add_argument("--value", metavar="COL", required=True, help="what it reached")
+    fit.add_argument("--group", metavar="COL", help="fit every value of this column by itself")
+    fit.add_argument("--minimize", action="store_true", help="the value is a loss")
+    fit.add_argument(
+        "--scale", choices=("auto", "log", "logit"), default="auto", help="auto: logit for shares in (0,1)"
+    )
+    fit.add_argument("--tolerance", metavar="SHARE", type=float, help="budgets this near are one (default: found)")
+    fit.add_argument("--keep-outliers", action="store_true", help="fit flagged rows too")
+    fit.add_argument("--json", action="store_true")
     for command in (sync, board):
         command.add_argument("sweep", metavar="SWEEP", help="a sweep's folder, or its name under runs/")
     for command in (report, table):
@@ -54,6 +73,15 @@ def _run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         raise UserError(f"give a command: {', '.join(COMMANDS)}; see python -m analysis --help")
+    if options.command == "isoflop":
+        from analysis.isoflop_table import run
+
+        return run(options)
+    if options.command == "statement":
+        from analysis.statement import render, state
+
+        print(render(state(options.target), options.format, options.runs), end="")
+        return 0
     from analysis.load import find_sweep, load_sweep
 
     folder = find_sweep(options.sweep)

@@ -112,7 +112,7 @@ def load_sweep(folder: Path) -> Sweep:
     notes: list[str] = []
     manifest = _manifest(folder, notes)
     entries = _entries(manifest, notes)
-    there = sorted(p.name for p in (folder / "points").iterdir() if p.is_dir()) if (folder / "points").is_dir() else []
+    there = _there(folder)
     ids = list(dict.fromkeys([*entries, *there]))
     if not ids:
         raise UserError(f"{folder} has no points yet; start the sweep first, or give another one")
@@ -152,6 +152,16 @@ def load_sweep(folder: Path) -> Sweep:
     )
 
 
+def _there(folder: Path) -> list[str]:
+    points = folder / "points"
+    return sorted(p.name for p in points.iterdir() if p.is_dir()) if points.is_dir() else []
+
+
+def point_ids(folder: Path) -> list[str]:
+    """Ids of a sweep's points: those of its manifest, then folders that it does not name."""
+    return list(dict.fromkeys([*_entries(_manifest(folder, []), []), *_there(folder)]))
+
+
 @dataclass
 class _Point:
     key: dict[str, Any]
@@ -163,7 +173,8 @@ def _short(message: str, folder: Path) -> str:
     return " ".join(message.replace(f"{folder}/", "").split())
 
 
-def _object(path: Path) -> dict[str, Any]:
+def object_of(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises `UserError` where there is none."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -177,7 +188,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _manifest(folder: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        return _object(folder / "sweep.json")
+        return object_of(folder / "sweep.json")
     except (UserError, OSError) as error:
         notes.append(f"{_short(str(error), folder)}: the command and the planned points are not known")
         return {}
@@ -233,7 +244,7 @@ def _components(row: Mapping[str, Any], key: str, where: str) -> dict[str, int]:
 
 def _read_point(run: RunFolder, entry: Mapping[str, Any], notes: list[str]) -> _Point:
     point, where = run.point_id, f"{run.result}"
-    result = _object(run.result)
+    result = object_of(run.result)
     # A folder copied under another name would count one run as two seeds.
     if result.get("point") != point:
         raise UserError(f"{where}: belongs to point {result.get('point')!r}")
@@ -322,7 +333,7 @@ def _eval_rows(run: RunFolder, notes: list[str]) -> list[dict[str, Any]]:
 
 def _planned_rungs(run: RunFolder, notes: list[str]) -> list[int] | None:
     try:
-        plan = _object(run.plan)
+        plan = object_of(run.plan)
         rungs = plan.get("rungs")
         if not isinstance(rungs, list) or not rungs:
             raise UserError(f"{run.plan} has no rungs")
@@ -340,7 +351,7 @@ def _progress(run: RunFolder) -> Unfinished:
         last = row
     if not last:
         return Unfinished(run.point_id, 0.0, "begun, no optimizer step yet")
-    budget = _number(_object(run.plan), "budget", f"{run.plan}")
+    budget = _number(object_of(run.plan), "budget", f"{run.plan}")
     spent = _number(last, "flops_total", f"{run.metrics}: last line")
     if budget <= 0:
         raise UserError(f"{run.plan}: budget is {budget!r}")

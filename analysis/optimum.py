@@ -181,15 +181,27 @@ def _within(values: Array, labels: NDArray[Any]) -> Array:
 
 
 def best_degree(
-    z: ArrayLike, y: ArrayLike, blocks: Sequence[Any] | None = None, cells: int | None = None, most: int = 5
+    z: ArrayLike,
+    y: ArrayLike,
+    blocks: Sequence[Any] | None = None,
+    cells: int | None = None,
+    most: int = 5,
+    least: int = 2,
+    higher_at: float = HIGHER,
 ) -> Curve | None:
     """The parabola, or a higher degree where the data need it: one more while its coefficient is significant at
-    `HIGHER`, at least two of the `cells` different places are left over, and the curve keeps a single maximum."""
+    `higher_at`, at least two of the `cells` different places are left over, and the curve keeps a single maximum.
+    `least`: the degree to begin at, where the places allow it and the curve then has a single maximum."""
     places = distinct(z) if cells is None else cells
     if places < 3:
         return None
-    curve = fit(z, y, 2, blocks)
-    for degree in range(3, most + 1):
+    curve, start = fit(z, y, 2, blocks), 2
+    for degree in range(least, 2, -1):
+        first = fit(z, y, degree, blocks) if places >= degree + 2 else None
+        if first is not None and first.df >= 2 and first.unimodal:
+            curve, start = first, degree
+            break
+    for degree in range(start + 1, most + 1):
         if curve is None or places < degree + 2:
             break
         higher = fit(z, y, degree, blocks)
@@ -197,10 +209,10 @@ def best_degree(
             break
         error = math.sqrt(higher.variance * higher.unscaled[-1, -1])
         p = 2 * float(stats.t.sf(abs(higher.coefficients[-1]) / error, higher.df)) if error else 0.0
-        if p > HIGHER or not higher.unimodal:
+        if p > higher_at or not higher.unimodal:
             # An even term may only be needed beside the next odd one, and the other way round.
             after = fit(z, y, degree + 1, blocks) if degree < most and places >= degree + 3 else None
-            if after is None or after.df < 2 or not after.unimodal or _p_of_two(curve, after) > HIGHER:
+            if after is None or after.df < 2 or not after.unimodal or _p_of_two(curve, after) > higher_at:
                 break
             higher = after
             if higher.degree <= curve.degree:

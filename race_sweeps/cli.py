@@ -36,7 +36,8 @@ options
   --cfg job        show the composed configuration (Hydra; also --info, --hydra-help, --shell-completion)
   -h, --help       this text
 
-overrides (Hydra's grammar)   group=choice: stage model reward rollout update_fraction data scale trainer hydra/launcher
+overrides (Hydra's grammar)   group=choice: stage model reward judge rollout update_fraction data eval_sets tracking
+                                            scale trainer hydra/launcher
                               key=value:    budget.flops=4e11 update_fraction.rho=0.5 seed=0,1,2 sweep=NAME ...
 A finished point is skipped and an unfinished one continued: run the same command again after any interruption.
 Then: python -m analysis report SWEEP
@@ -112,7 +113,8 @@ def _points(arguments: Arguments) -> tuple[list[Point], dict[str, Any]]:
     from race_sweeps.sweep import make_points
 
     composed = compose_points(arguments.overrides, multirun=arguments.multirun)
-    return make_points(composed.points), composed.launcher
+    points = make_points(composed.points, lambda why: print(f"left out of the grid: {why}", file=sys.stderr))
+    return points, composed.launcher
 
 
 def _plan(arguments: Arguments) -> int:

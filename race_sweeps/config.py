@@ -281,10 +281,12 @@ class EvalConfig:
 
 @dataclass
 class PlanConfig:
-    """What a plan's GPU-hours assume; no influence on the run."""
+    """What a plan's GPU-hours assume, and what becomes of grid points whose update fraction is `out_of_reach`: `refuse`
+    the sweep, or `leave_out` those and say which. No influence on the run."""
 
     device: str | None = "h100-sxm"
     utilisation: float = 0.35
+    out_of_reach: str = "refuse"
 
 
 @dataclass
@@ -440,6 +442,7 @@ _CHOICES = {
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
     "train.scale_rewards": ("group", "batch", "none"),
     "trainer.kind": ("grpo", "simulated"),
+    "plan.out_of_reach": ("refuse", "leave_out"),
     "tracking.kind": ("none", "wandb", "tensorboard"),
     "tracking.mode": ("auto", "online", "offline"),
 }

@@ -77,9 +77,13 @@ def rungs(config: RunConfig) -> tuple[int, ...]:
     return tuple(round(share * budget) for share in config.budget.rungs)
 
 
+class OutOfReach(UserError):
+    """No kept and mu give the target update fraction."""
+
+
 def plan(config: RunConfig) -> Plan:
-    """Solve (C, rho) for kept, mu and the number of steps; prefers the smaller mu. Raises `UserError` out of reach,
-    and when the point does not fit the device."""
+    """Solve (C, rho) for kept, mu and the number of steps; prefers the smaller mu. Raises `OutOfReach`, and `UserError`
+    when the budget is less than a group or the point does not fit the device."""
     policy = policy_flops(config)
     cost = costs(config, policy)
     group, train = config.train.group, config.train
@@ -89,7 +93,7 @@ def plan(config: RunConfig) -> Plan:
     kappa = 1.0 if target is None else cost.kappa(target)
     if target is not None and not least <= kappa <= most:
         nearest = min(reachable, key=lambda r: abs(r - target))
-        raise UserError(
+        raise OutOfReach(
             f"update_fraction.rho={target:g}: out of reach for model {config.model.name} with reward "
             f"{config.reward.name}: reachable is {_up(reachable[0]):.3f} to {_down(reachable[1]):.3f} "
             f"(kept {MIN_KEPT} of {group} with one pass, to all {group} with {most:g} passes); nearest: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +17,7 @@ from race_sweeps import manifest
 from race_sweeps.config import RunConfig, point_id
 from race_sweeps.errors import UserError
 from race_sweeps.folder import RunFolder, mark_simulated, write_atomic, write_json
-from race_sweeps.plan import Plan, plan
+from race_sweeps.plan import OutOfReach, Plan, plan
 
 WRITERS = 16  # nearly all of a write's time is waiting for the disk
 PACKAGES = ("race-sweeps", "torch", "transformers", "trl", "peft", "hydra-core", "numpy")
@@ -48,15 +48,28 @@ class Point:
         }
 
 
-def make_points(composed: Sequence[tuple[tuple[str, ...], RunConfig]]) -> list[Point]:
+def make_points(
+    composed: Sequence[tuple[tuple[str, ...], RunConfig]], left_out: Callable[[str], None] = lambda _: None
+) -> list[Point]:
     """Plan every point. Equal points are one, but for what their plans assume (`plan.device=a100,h200`). Raises
-    `UserError` for the first that cannot be planned."""
+    `UserError` for the first that cannot be planned; with `plan.out_of_reach=leave_out`, those out of reach are no
+    error as long as others are within it, and `left_out` is told of each once."""
     points: dict[tuple[str, str | None, float], Point] = {}
+    missing: dict[str, OutOfReach] = {}
     for overrides, config in composed:
         identity = point_id(config)
         folder = RunFolder(Path(config.runs_dir) / config.sweep / "points" / identity)
         assumed = (identity, config.plan.device, config.plan.utilisation)
-        points.setdefault(assumed, Point(overrides, config, plan(config), folder))
+        try:
+            points.setdefault(assumed, Point(overrides, config, plan(config), folder))
+        except OutOfReach as error:
+            if config.plan.out_of_reach == "refuse":
+                raise
+            missing.setdefault(str(error), error)
+    if missing and not points:
+        raise next(iter(missing.values()))
+    for message in missing:
+        left_out(message)
     return list(points.values())
 
 

@@ -77,7 +77,7 @@ class Size:
 PRMS: dict[str, Size] = {
     "prm-tiny-s": Size(32, 2, 1, 1, 96, Training(tokens=300_000, rate=5e-3), spread=0.1),
     "prm-tiny-m": Size(64, 2, 2, 2, 192, Training(tokens=300_000)),
-    "prm-tiny-l": Size(128, 2, 4, 4, 384, Training(tokens=250_000, rate=2e-3)),
+    "prm-tiny-l": Size(128, 2, 4, 4, 384, Training(tokens=250_000, rate=1e-3)),
 }
 
 
