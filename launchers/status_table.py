@@ -48,7 +48,8 @@ class Screen:
     def _view(self, points: Sequence[PointState], room: int | None) -> RenderableType:
         rows = [point for point in points if self._show_done or point.state != "done"]
         rows.sort(key=lambda point: -STANDINGS.index(point.state))  # what needs attention first
-        parts: list[RenderableType] = [Text(f"{self._sweep.name}: {_summary(points)}")]
+        simulated = "SIMULATED " if any(point.label.get("trainer") == "simulated" for point in points) else ""
+        parts: list[RenderableType] = [Text(f"{simulated}{self._sweep.name}: {_summary(points)}")]
         if rows:
             parts.append(_table(rows[:room], points))
         if room is not None and len(rows) > room:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +37,13 @@ options
   -h, --help       this text
 
 overrides (Hydra's grammar)   group=choice: stage model reward judge rollout update_fraction data eval_sets tracking
-                                            scale hydra/launcher
+                                            scale trainer hydra/launcher
                               key=value:    budget.flops=4e11 update_fraction.rho=0.5 seed=0,1,2 sweep=NAME ...
 A finished point is skipped and an unfinished one continued: run the same command again after any interruption.
 Then: python -m analysis report SWEEP
 """
+TRAINED = "race_sweeps.train.run:run_point"
+SIMULATED = "race_sweeps.train.simulated:run_point"
 HYDRA_FLAGS = (
     "--cfg",
     "-c",
@@ -137,7 +139,10 @@ def _run(arguments: Arguments, argv: list[str]) -> int:
     _refuse_what_cannot_run(points, launcher)
     folder = write_folders(points, ["python", "-m", "race_sweeps", *argv])
     todo = [point for point in points if not point.folder.done]
-    print(f"{folder}: {len(points)} points, {len(points) - len(todo)} done before, {len(todo)} to run", flush=True)
+    said = "SIMULATED: " if any(point.plan.simulated for point in points) else ""
+    print(
+        f"{said}{folder}: {len(points)} points, {len(points) - len(todo)} done before, {len(todo)} to run", flush=True
+    )
     outcomes = _launch(launcher, todo) if todo else []
     for outcome in outcomes:
         if outcome.state in ("failed", "busy"):
@@ -165,6 +170,7 @@ def _refuse_what_cannot_run(points: Sequence[Point], launcher: Launcher) -> None
     from race_sweeps.rewards.custom import imported
 
     launcher.check()
+    points = [point for point in points if not point.plan.simulated]
     heavy = sorted({p.config.model.name for p in points if p.config.model.needs_gpu})
     if heavy:
         from launchers.local import LocalLauncher, visible_gpus
@@ -205,19 +211,23 @@ def _refuse_scorers(points: Sequence[Point], launcher: Launcher) -> None:
 
 def _launch(launcher: Launcher, points: list[Point]) -> list[Outcome]:
     from launchers import Task
+    from launchers.local import LocalLauncher
     from race_sweeps import units
     from race_sweeps.models import prepare_all
     from race_sweeps.progress import progress
 
-    prepare_all([point.config for point in points])
+    real = [point for point in points if not point.plan.simulated]
+    prepare_all([point.config for point in real])
+    if not real and isinstance(launcher, LocalLauncher):
+        launcher = replace(launcher, preload=[SIMULATED.partition(":")[0]])  # not torch
     tasks = [
         Task(
             point.id,
             point.folder.path.absolute(),
-            "race_sweeps.train.run:run_point",
+            SIMULATED if point.plan.simulated else TRAINED,
             point.label,
-            gpus=int(point.config.model.needs_gpu),
-            hours=point.plan.gpu_hours,
+            gpus=int(point.config.model.needs_gpu and not point.plan.simulated),
+            hours=None if point.plan.simulated else point.plan.gpu_hours,
         )
         for point in points
     ]

@@ -228,6 +228,44 @@ class TrainConfig:
 
 
 @dataclass
+class ResponseConfig:
+    """The response surface of `trainer=simulated`: pass@1 as a function of compute C, update fraction rho and policy
+    size N; the formula is in race_sweeps/train/response.py. `start`: before training. `ceiling`: with unlimited
+    compute, at `size` parameters; `ceiling_per_decade`: more for each tenfold size. `half`: C that goes half of the
+    way, at `size`; it grows with N to the power `half_power`. `steepness`: exponent of C. `optimum`: the best rho, at
+    C = `half`;
+    `optimum_per_decade`: its shift in logit(rho) for each tenfold C. `curvature`: share of the gain lost per squared
+    unit of logit(rho) beside the optimum (0: a plateau; an optimum outside the planned range: an edge). `spread`:
+    standard deviation of a run's own deviation, the same at all its rungs; the sampling noise of its evaluations comes
+    on top. `judge_shift`: how far the common judge's best logit(rho) lies from it. `noise_seed`: another draw of all
+    that is random."""
+
+    start: float = 0.3
+    ceiling: float = 0.8
+    ceiling_per_decade: float = 0.1
+    half: float = 2e18
+    half_power: float = 1.0
+    size: float = 3e9
+    steepness: float = 0.8
+    optimum: float = 0.7
+    optimum_per_decade: float = 0.0
+    curvature: float = 0.3
+    spread: float = 0.02
+    judge_shift: float = 0.0
+    noise_seed: int = 0
+
+
+@dataclass
+class TrainerConfig:
+    """`kind`: `grpo` trains a model; `simulated` trains nothing: true planning, ledger and folders, values from
+    `response`. `pace`: seconds a simulated generation takes (0: none)."""
+
+    kind: str = "grpo"
+    pace: float = 0.0
+    response: ResponseConfig = field(default_factory=ResponseConfig)
+
+
+@dataclass
 class EvalConfig:
     """Evaluation at each rung: on held-out problems (`problems` of them) and on the named `sets`
     (`eval_sets=[gsm8k,math500]`). `samples`: completions of each problem; `pass_at`: the k of pass@k, at most
@@ -281,6 +319,7 @@ class RunConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -291,6 +330,7 @@ VOLATILE: dict[type, tuple[str, ...]] = {
     RunConfig: ("sweep", "runs_dir", "plan", "tracking"),
     RolloutConfig: ("vllm",),
     TrainConfig: ("checkpoint_seconds",),
+    TrainerConfig: ("pace",),
 }
 
 
@@ -401,6 +441,7 @@ _CHOICES = {
     "train.old_logprobs": ("sampler", "trainer"),
     "train.loss": ("grpo", "bnpo", "dr_grpo"),
     "train.scale_rewards": ("group", "batch", "none"),
+    "trainer.kind": ("grpo", "simulated"),
     "plan.out_of_reach": ("refuse", "leave_out"),
     "tracking.kind": ("none", "wandb", "tensorboard"),
     "tracking.mode": ("auto", "online", "offline"),
@@ -450,6 +491,9 @@ _POSITIVE = (
     "eval.samples",
     "eval.batch",
     "tracking.timeout",
+    "trainer.response.half",
+    "trainer.response.size",
+    "trainer.response.steepness",
 )
 _NOT_NEGATIVE = (
     "seed",
@@ -461,6 +505,11 @@ _NOT_NEGATIVE = (
     "train.beta",
     "train.checkpoint_seconds",
     "eval.temperature",
+    "trainer.pace",
+    "trainer.response.half_power",
+    "trainer.response.curvature",
+    "trainer.response.spread",
+    "trainer.response.noise_seed",
 )
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -540,6 +589,14 @@ def check(config: RunConfig) -> None:
     require(0 < config.plan.utilisation <= 1, "plan.utilisation", "must lie in (0, 1]")
     if config.plan.device is not None:
         among("plan.device", DEVICES)
+    response = config.trainer.response
+    for key in ("start", "ceiling", "optimum"):
+        require(0 < getattr(response, key) < 1, f"trainer.response.{key}", "must lie between 0 and 1")
+    require(
+        response.start < response.ceiling,
+        "trainer.response.start",
+        f"must lie below trainer.response.ceiling={response.ceiling}",
+    )
     _check_reward(config.reward, require)
     _check_data(config, require, among)
     require(

@@ -3,6 +3,7 @@
 runs/<sweep>/sweep.json
 runs/<sweep>/points/<point_id>/{config.yaml, plan.json, data.json, ledger.jsonl, metrics.jsonl, evals.jsonl, evals/,
                                 rollouts/, checkpoints/, result.json, log.txt}
+SIMULATED, in both: see `mark_simulated`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,13 @@ class RunFolder:
             return isinstance(json.loads(self.result.read_text(encoding="utf-8")), dict)
         except (OSError, ValueError):
             return False
+
+
+def mark_simulated(path: Path) -> None:
+    """Say in the folder of a sweep or a point, for whoever lists it, that nothing in it was measured."""
+    if not (path / "SIMULATED").exists():
+        text = "No model was trained here: every value comes from a response surface (trainer=simulated).\n"
+        write_atomic(path / "SIMULATED", text)
 
 
 def write_atomic(path: Path, text: str) -> None:

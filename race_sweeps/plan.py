@@ -18,7 +18,7 @@ from race_sweeps.rollouts import expected_cached
 @dataclass(frozen=True)
 class Plan:
     """Planned quantities of one run. FLOPs are integers in the model convention; `gpu_hours` None without a device;
-    `memory` in bytes."""
+    `memory` in bytes; `simulated`: nothing will be trained."""
 
     budget: int
     rungs: tuple[int, ...]
@@ -37,6 +37,7 @@ class Plan:
     trained_tokens: int
     gpu_hours: float | None
     memory: dict[str, int]
+    simulated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {"v": 1, **asdict(self)}
@@ -142,6 +143,7 @@ def plan(config: RunConfig) -> Plan:
         trained_tokens=round(trained * tokens),
         gpu_hours=total / (DEVICES[device].flops * config.plan.utilisation) / 3600 if device else None,
         memory={**asdict(needed), "total": needed.total},
+        simulated=config.trainer.kind == "simulated",
     )
 
 

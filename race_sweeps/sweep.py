@@ -16,7 +16,7 @@ from race_sweeps import config as configuration
 from race_sweeps import manifest
 from race_sweeps.config import RunConfig, point_id
 from race_sweeps.errors import UserError
-from race_sweeps.folder import RunFolder, write_atomic, write_json
+from race_sweeps.folder import RunFolder, mark_simulated, write_atomic, write_json
 from race_sweeps.plan import OutOfReach, Plan, plan
 
 WRITERS = 16  # nearly all of a write's time is waiting for the disk
@@ -44,6 +44,7 @@ class Point:
             "reward": config.reward.name,
             "update fraction": config.update_fraction.name,
             "seed": str(config.seed),
+            **({"trainer": "simulated"} if self.plan.simulated else {}),
         }
 
 
@@ -89,6 +90,8 @@ def write_folders(points: Sequence[Point], command: Sequence[str]) -> Path:
         with ThreadPoolExecutor(WRITERS) as pool:
             for written in [pool.submit(_write_point, point) for point in points]:
                 written.result()
+        if any(point.plan.simulated for point in points):
+            mark_simulated(folder)
         with manifest.edit(folder) as content:
             listed = {row["id"]: row for row in content.get("points", [])}
             listed |= {point.id: _manifest_row(point) for point in points}
@@ -101,7 +104,7 @@ def write_folders(points: Sequence[Point], command: Sequence[str]) -> Path:
                     "created": content.get("created", now),
                     "git": _git(),
                     "versions": _versions(),
-                    "simulated": False,
+                    "simulated": content.get("simulated", False) or any(p.plan.simulated for p in points),
                     "launches": launches,
                     "points": list(listed.values()),
                 }
@@ -126,6 +129,7 @@ def _manifest_row(point: Point) -> dict[str, Any]:
         "reward": config.reward.name,
         "update_fraction": config.update_fraction.name,
         "seed": config.seed,
+        **({"trainer": "simulated"} if point.plan.simulated else {}),
         "overrides": list(point.overrides),
     }
 

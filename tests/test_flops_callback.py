@@ -102,7 +102,7 @@ def test_the_formulas_are_those_of_our_accounting(tmp_path: Path) -> None:
         assert rows["search"].flops.paper == policy.paper_search(tokens)
         assert rows["learning"].flops.paper == policy.paper_learning(tokens)
         assert vars(rows["search"].tokens) == {
-            "prompt": sum(prompts), "completion": sum(completions), "cached": 0, "trained": 0
+            "prompt": sum(prompts), "completion": sum(completions), "cached": 0, "trained": 0, "modelled": 0
         }  # fmt: skip
         assert rows["learning"].tokens.trained == tokens
 

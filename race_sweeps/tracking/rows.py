@@ -52,7 +52,7 @@ def load_config(folder: RunFolder) -> RunConfig:
 def identity(folder: RunFolder, config: RunConfig) -> Identity:
     """Name, grouping, tags and configuration of the run in `folder`."""
     sweep = manifest.read(folder.path.parents[1]) if len(folder.path.parents) > 1 else {}
-    simulated = _simulated(folder, sweep)
+    simulated = config.trainer.kind == "simulated" or _simulated(folder, sweep)
     try:
         planned = json.loads(folder.plan.read_text(encoding="utf-8"))
     except (OSError, ValueError):

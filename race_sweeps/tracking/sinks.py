@@ -76,7 +76,7 @@ class WandbSink:
             project=config.project,
             entity=config.entity,
             id=run.id,
-            name=f"{run.tags[0]} {run.tags[2]} seed {run.config['seed']}",
+            name=f"{'SIMULATED ' * run.config['simulated']}{run.tags[0]} {run.tags[2]} seed {run.config['seed']}",
             group=run.group,
             job_type=run.job_type,
             tags=run.tags,
