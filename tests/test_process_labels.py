@@ -11,9 +11,7 @@ import pytest
 
 from race_sweeps.errors import UserError
 from race_sweeps.process_labels import Labelled, agreement, auc, first_error, read
-
-DATA = Path(__file__).parents[2] / "shared" / "data" / "process_labels"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="shared data not here")
+from tests.conftest import shared
 
 Write = Callable[..., Path]
 
@@ -77,7 +75,6 @@ def test_a_bad_row_is_named(write: Write, kind: str, row: object, says: str) -> 
         read(write(row), kind)
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("file", "kind", "solutions", "errors"),
     [
@@ -86,7 +83,7 @@ def test_a_bad_row_is_named(write: Write, kind: str, row: object, says: str) -> 
     ],
 )
 def test_published_labels_are_read_whole(file: str, kind: str, solutions: int, errors: dict[int, int]) -> None:
-    found = read(DATA / file, kind)
+    found = read(shared(f"process_labels/{file}"), kind)
     assert len(found) == solutions
     for label, times in errors.items():
         assert sum(one.first_error == label for one in found) == times
@@ -95,15 +92,14 @@ def test_published_labels_are_read_whole(file: str, kind: str, solutions: int, e
         assert all(mark is True for mark in one.right[: max(one.first_error, 0)])
 
 
-@needs_data
 def test_the_first_published_rows_by_hand() -> None:
-    chain, whole = read(DATA / "bigbench_mistake/multistep_arithmetic.jsonl", "bigbench_mistake")[:2]
+    chain, whole = read(shared("process_labels/bigbench_mistake/multistep_arithmetic.jsonl"), "bigbench_mistake")[:2]
     assert chain.first_error == 3  # "C = ... (7 - 28)" where 7 - -7 * 4 = 35
     assert "(7 - 28)" in chain.steps[3]
     assert whole.first_error == -1
-    bob = read(DATA / "mr_gsm8k/GPT3_5_eval_results.json", "mr_gsm8k")[0]
+    bob = read(shared("process_labels/mr_gsm8k/GPT3_5_eval_results.json"), "mr_gsm8k")[0]
     assert bob.first_error == 0  # "first_error_step": 1
-    raw = DATA / "prm_samples"
+    raw = shared("process_labels/prm_samples")
     for name, kind in (("math-shepherd", "math_shepherd"), ("prm800k", "prm800k"), ("math-aps", "math_aps"),
                        ("math-aps-tree", "math_aps")):  # fmt: skip
         found = read(raw / f"samples_{name}.jsonl", kind)

@@ -7,6 +7,7 @@ import datetime
 import errno
 import logging
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,7 +62,7 @@ def _full_disk_in_one_line(folder: RunFolder) -> Iterator[None]:
         ) from error
 
 
-class Attempt:
+class Attempt(ABC):
     """State of one attempt at a point; its trainer is in a subclass. `weights`: what the policy started from."""
 
     weights = ""
@@ -98,9 +99,9 @@ class Attempt:
         if self.start:
             self.tracker.permanent(self.start)
 
+    @abstractmethod
     def execute(self) -> None:
         """Train to the budget and write `result.json`; raises `Stopped` after a checkpoint when told to stop."""
-        raise NotImplementedError
 
     def _check_ledger(self, checkpoint: Any, expected: int) -> None:
         """The ledger must hold exactly what had been spent when the checkpoint was written."""
